@@ -1,0 +1,1 @@
+"""Client of Keyglance: labels for short videos in one gRPC call."""

@@ -1,0 +1,112 @@
+"""The protocol that every decoder fulfils: `cpu`, `nvdec` and `fake` differ in nothing that the pool can see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from decoder_pool.key import DecoderKey
+from decoder_pool.picture import Picture
+from decoder_pool.shared_bytes import SharedBytes
+from keyglance.video import StreamConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One sample's payload: `size` bytes at `offset` of the job's packet buffer; `sample` is its number in the index."""
+
+    sample: int
+    offset: int
+    size: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeUnit:
+    """A run of packets that can be decoded without any other, and the samples of it whose pictures are wanted.
+
+    `packets` are in decoding order and begin where decoding can begin. `wanted` are sample numbers, ascending. A decoder
+    feeds no packet past the one at which the last wanted picture has appeared. `spare` is how many packets at the end are
+    there only in case the wanted pictures do not appear from the others (second fields, reordering, flags that lie).
+    """
+
+    packets: tuple[Packet, ...]
+    wanted: tuple[int, ...]
+    spare: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What became of one wanted sample: a picture, or the reason why there is none.
+
+    `damaged` pictures exist but show damage (`picture` is None then: damaged pictures are never labelled). `alone` tells
+    whether the picture came from its own packet only. `detail` says what the decoder said.
+    """
+
+    sample: int
+    picture: Picture | None
+    damaged: bool = False
+    alone: bool = True
+    detail: str = ""
+
+
+class Decoder(Protocol):
+    """One decoder: used by one lease at a time; every method may raise `DecoderBroken`, after which it is only closed.
+
+    Cancelling `configure` or `decode` leaves the decoder usable or raises `DecoderBroken` at its next use.
+    """
+
+    @property
+    def key(self) -> DecoderKey:
+        """What it was made for."""
+        ...
+
+    @property
+    def configured(self) -> StreamConfig | None:
+        """The stream that it is set to, None before the first `configure`."""
+        ...
+
+    async def start(self) -> None:
+        """Creates the process or the hardware session; slow, so never on the way of a usual call."""
+        ...
+
+    async def configure(self, config: StreamConfig) -> bool:
+        """Sets it to another stream of its key. Returns whether anything had to be reconfigured."""
+        ...
+
+    def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncIterator[Decoded]:
+        """Decodes one unit and yields one `Decoded` for each wanted sample, in any order.
+
+        The planes of a yielded picture stay valid until the consumer asks for the next one.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends it, also in the middle of work. Never raises, may be called twice."""
+        ...
+
+
+class DecoderBroken(Exception):
+    """The decoder cannot be used any more: its process died, or the hardware reported an error."""
+
+
+class DecoderFactory(Protocol):
+    """Makes decoders of one kind; knows what they can decode."""
+
+    @property
+    def kind(self) -> str:
+        """The kind's name: cpu, nvdec or fake."""
+        ...
+
+    def refuses(self, config: StreamConfig) -> str | None:
+        """Why this kind cannot decode the stream, in one sentence; None if it can."""
+        ...
+
+    def make(self, key: DecoderKey) -> Decoder:
+        """A decoder for the key, not started."""
+        ...
+
+    def codecs(self) -> Sequence[str]:
+        """FFmpeg's names of the codecs that it decodes, sorted."""
+        ...

@@ -1,0 +1,92 @@
+"""Bytes in anonymous shared memory, handed to other processes by file descriptor.
+
+A memfd on Linux; elsewhere an unlinked temporary file. Nothing has a name, so nothing outlives the processes that hold it
+(named segments leak after `kill -9`, and containers give them 64 MB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+
+class SharedBytes:
+    """`size` bytes behind a file descriptor that this object owns; `close` (or the end of a `with`) gives them back."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self.size = size
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def allocate(cls, size: int, name: str = "keyglance") -> SharedBytes:
+        """`size` zero bytes (0 or more), sealed against shrinking, so that no holder can take mapped pages away."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+            os.ftruncate(fd, size)
+        return cls(fd, size)
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes | memoryview], name: str = "keyglance") -> SharedBytes:
+        """The parts, one behind the other."""
+        held = [memoryview(part).cast("B") for part in parts]
+        shared = cls.allocate(sum(len(part) for part in held), name)
+        try:
+            offset = 0
+            for part in held:
+                while part:
+                    written = os.pwrite(shared._fd, part, offset)
+                    offset += written
+                    part = part[written:]
+        except BaseException:
+            shared.close()
+            raise
+        return shared
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, -1 after `close`."""
+        return self._fd
+
+    def view(self) -> memoryview:
+        """All bytes, mapped; valid until `close`."""
+        if self.size == 0:
+            return memoryview(b"")
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, self.size)
+        return memoryview(self._map)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of `size` bytes from `offset`, fewer at the end."""
+        return os.pread(self._fd, size, offset)
+
+    def close(self) -> None:
+        """Gives the memory back as soon as no view of it is left. May be called twice."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # a view is still out: the map goes with it
+                self._map.close()
+            self._map = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SharedBytes({self.size} bytes, {'closed' if self._fd < 0 else f'fd {self._fd}'})"

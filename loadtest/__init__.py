@@ -1,0 +1,1 @@
+"""Benchmarks and load tests; they write their figures as JSON under loadtest/results."""

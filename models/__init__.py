@@ -1,0 +1,1 @@
+"""Model repository, preprocessing, backends, batching and fusion: from pictures to labels."""

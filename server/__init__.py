@@ -1,0 +1,1 @@
+"""The service: gRPC front, pipeline, engine, configuration, telemetry and lifecycle."""

@@ -1,0 +1,101 @@
+"""The `Engine` interface: packets and a plan go in, scores come back. The pipeline knows nothing else of decoders and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from decoder_pool.decoder import DecodeUnit
+from decoder_pool.shared_bytes import SharedBytes
+from keyglance.video import Orientation, StreamConfig
+from models.manifest import Manifest
+from models.result import FrameResult
+from server.degradation import Degradation, DegradationReason
+from server.timing import StepTiming
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob:
+    """One call's work. Cancelling the task that awaits `Engine.run` cancels it everywhere.
+
+    `packets` holds the payloads to which the units' packets point. `deadline` is on `time.monotonic()`'s clock.
+    `thumbnail_size` is the longer side in pixels, 0 for none.
+    """
+
+    config: StreamConfig
+    orientation: Orientation
+    units: tuple[DecodeUnit, ...]
+    packets: SharedBytes
+    models: tuple[str, ...]
+    deadline: float
+    thumbnail_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FrameOutcome:
+    """What became of one wanted sample; `results` by model name, empty where `skipped` says why it was not looked at."""
+
+    sample: int
+    keyframe: bool
+    skipped: DegradationReason | None = None
+    detail: str = ""
+    results: Mapping[str, FrameResult] = field(default_factory=dict)
+    thumbnail: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """The answer to a job: one outcome for each wanted sample, in any order, and what the engine has to say of itself.
+
+    `config` is the stream as the decoder found it, None where nothing was decoded.
+    """
+
+    frames: tuple[FrameOutcome, ...]
+    timings: tuple[StepTiming, ...]
+    degradations: tuple[Degradation, ...] = ()
+    config: StreamConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderState:
+    """One kind of decoder as it stands."""
+
+    kind: str
+    decoders: int
+    limit: int
+    codecs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is: the device's name, its models, its decoders."""
+
+    device: str
+    models: tuple[Manifest, ...]
+    decoders: tuple[DecoderState, ...]
+
+
+class Engine(Protocol):
+    """Decode, preprocess and infer, for any number of calls at once."""
+
+    async def start(self) -> None:
+        """Makes everything that a usual call needs; the engine is ready when it returns."""
+        ...
+
+    async def run(self, job: EngineJob) -> EngineResult:
+        """Does one job. Raises the errors of `keyglance.errors`; never for single pictures that cannot be decoded."""
+        ...
+
+    def info(self) -> EngineInfo:
+        """What it is and has."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """False once it cannot serve any more (a lost GPU)."""
+        ...
+
+    async def close(self) -> None:
+        """Ends every worker. Jobs in flight fail with WORKER_LOST."""
+        ...
