@@ -1,0 +1,401 @@
+"""The configuration: every setting typed, described, with its unit and range, from a TOML file, the environment and defaults.
+
+Later sources win: defaults, the file, the environment (`KEYGLANCE_SECTION__NAME`), the command line. An unknown key is an error
+in each of them. `Config.annotated()` prints what is in effect, and what it prints can be read again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+ENVIRONMENT_PREFIX = "KEYGLANCE_"
+_DELIMITER = "__"
+
+#: The largest luma picture of HEVC level 6.2 and of AV1 level 6.3 (H.265 table A.8, AV1 annex A.3): 8192x4352, so 8K fits.
+LARGEST_LEVEL_PICTURE = 35_651_584
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names each setting with its value and what is allowed, one a line."""
+
+
+def _empty_is_none(value: object) -> object:
+    return None if value == "" else value
+
+
+#: A file that may be left out; the empty string is the same as none, so that an environment variable can take it away.
+OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_none)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[ByteSize, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ServerSection(_Section):
+    """The gRPC front."""
+
+    listen: str = Field(
+        default="127.0.0.1:50051", description="Address to listen on: HOST:PORT, [IPV6]:PORT (port 0: any free one) or unix:PATH."
+    )
+    largest_message: Bytes = Field(
+        default=ByteSize(64 * MIB), description="Largest message in either direction, in bytes; 64 KiB or more.", ge=64 * KIB
+    )
+    grace: float = Field(
+        default=30.0, description="Seconds that calls in flight may take to end after SIGTERM or SIGINT; 0 or more.", ge=0
+    )
+    default_deadline: Seconds = Field(default=10.0, description="Deadline of calls that bring none, in seconds; more than 0.")
+    concurrent_calls: PositiveInt = Field(
+        default=256, description="Calls handled or waiting at once; one more gets OVERLOADED. 1 or more."
+    )
+    reuse_port: bool = Field(default=False, description="Whether several servers may share one port (SO_REUSEPORT).")
+    tls_certificate: OptionalPath = Field(
+        default=None, description="PEM file with the server's certificate chain; with tls_key it turns TLS on."
+    )
+    tls_key: OptionalPath = Field(default=None, description="PEM file with the certificate's private key.")
+    tls_client_ca: OptionalPath = Field(
+        default=None, description="PEM file with the authorities of client certificates, which are then demanded."
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: set both or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
+
+
+class LimitsSection(_Section):
+    """What a request may ask for; more is TOO_LARGE (bytes, pixels, seconds, samples) or BAD_POLICY (frames)."""
+
+    bytes: Bytes = Field(default=ByteSize(64 * MIB), description="Largest video in bytes.")
+    pixels: PositiveInt = Field(
+        default=LARGEST_LEVEL_PICTURE, description="Largest picture in pixels; the default is HEVC level 6.2's and holds 7680x4320."
+    )
+    seconds: Seconds = Field(default=3600.0, description="Longest video in seconds.")
+    samples: PositiveInt = Field(default=200_000, description="Most stored pictures of a video.")
+    frames: PositiveInt = Field(default=64, description="Most pictures looked at in one call; 1 to 1024.", le=1024)
+    decoded_samples: PositiveInt = Field(
+        default= default=20_000, description="Most stored pictures decoded in one call to reach those looked at."
+    )
+
+
+class ReceiveSection(_Section):
+    """Messages on their way in, bounded before they are read."""
+
+    budget: Bytes = Field(
+        default= default=ByteSize(GIB), description="Bytes of all requests in flight together; at least server.largest_message."
+    )
+    timeout: Seconds = Field(
+        default= default=30.0, description="Seconds in which a request's message must have arrived, once it is being read."
+    )
+    queue_limit: int = Field(
+        default= default=224, description="Calls that may wait for the budget; one more gets OVERLOADED. 0 or more.", ge=0
+    )
+
+
+class IndexSection(_Section):
+    """The worker processes that read containers."""
+
+    workers: PositiveInt = Field(default=2, description="Worker processes; one call uses one at a time. 1 or more.")
+    memory_limit: Bytes = Field(
+        default= default=ByteSize(GIB), description="Address space of one worker in bytes; 256 MiB or more.", ge=256 * MIB
+    )
+    seconds: Seconds = Field(
+        default=10.0, description="Longest time in which one video is indexed, in seconds; then the worker is ended."
+    )
+
+
+class WarmDecoders(_Section):
+    """Decoders that exist before the first call and are never closed for want of work."""
+
+    codec: str = Field(default="h264", description="FFmpeg's name of the codec.")
+    bit_depth: int = Field(default=8, description="Bits a component, 8 to 16.", ge=8, le=16)
+    chroma_format: str = Field(default="420", description="400, 420, 422, 444 or rgb.")
+    size_class: PositiveInt = Field(default=2048, description="One of decoders.size_classes.")
+    count: PositiveInt = Field(default=1, description="How many; 1 or more.")
+
+
+class DecodersSection(_Section):
+    """The decoder pool."""
+
+    kind: Literal["auto", "cpu"] = Field(
+        default="auto", description="auto: the best that the machine has; cpu: software decoding in worker processes."
+    )
+    limit: int = Field(default=0, description="Most decoders at once; 0: two for each CPU core, at least 4.", ge=0)
+    size_classes: tuple[PositiveInt, ...] = Field(
+        default=(1024, 2048, 4096, 8192),
+        description="Ascending longer sides in pixels; streams of one class share decoders.",
+        min_length=1,
+    )
+    warm: tuple[WarmDecoders, ...] = Field(
+        default=(WarmDecoders(size_class=2048, count=2), WarmDecoders(size_class=1024, count=1)),
+        description="Decoders that exist before the first call.",
+    )
+    threads: PositiveInt = Field(default=1, description="Threads of one software decoder; 1 or more.")
+    memory_limit: Bytes = Field(
+        default=ByteSize(3 * GIB), description="Address space of one software decoder's process in bytes; 256 MiB or more.", ge=256 * MIB
+    )
+    seconds: Seconds = Field(
+        default=20.0, description="Longest time for one run of packets (a keyframe and what is decoded from it), in seconds."
+    )
+
+    @property
+    def most(self) -> int:
+        """`limit` with 0 resolved for this machine."""
+        return self.limit or max(4, 2 * (os.cpu_count() or 1))
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if list(self.size_classes) != sorted(set(self.size_classes)):
+            raise ValueError(f"size_classes must ascend without repetition, got {list(self.size_classes)}")
+        for warm in self.warm:
+            if warm.size_class not in self.size_classes:
+                raise ValueError(f"warm size_class {warm.size_class} is none of size_classes {list(self.size_classes)}")
+        wanted = sum(warm.count for warm in self.warm)
+        if wanted > self.most:
+            raise ValueError(f"{wanted} warm decoders exceed the limit of {self.most}")
+        return self
+
+
+class ModelsSection(_Section):
+    """Which models run, and what their labels mean for the verdict."""
+
+    folder: OptionalPath = Field(
+        default=None, description="Folder of installed models; empty: where `python -m models.install` puts them."
+    )
+    enabled: tuple[str, ...] = Field(default=(), description="Names of the models to load; empty: all installed ones.")
+    policy: OptionalPath = Field(default=None, description="TOML file with the verdict's rules; empty: the built-in policy.")
+
+
+class InferenceSection(_Section):
+    """How models run."""
+
+    threads: int = Field(
+        default=0, description="Threads that run batches, for all models together; 0: one for each model, at most the CPU cores.", ge=0
+    )
+    intra_op_threads: int = Field(default=0, description="ONNX Runtime's threads within one batch; 0: the CPU cores.", ge=0)
+    largest_batch: PositiveInt = Field(
+        default= default=16, description="Most pictures in a batch, where the model does not say less; 1 or more."
+    )
+    largest_wait: float = Field(
+        default=0.005, description="Seconds that a batch that is not full waits for more pictures; 0 or more.", ge=0, allow_inf_nan=False
+    )
+    queue_limit: PositiveInt = Field(
+        default=512, description="Pictures that may wait for one model; one more gets OVERLOADED. 1 or more."
+    )
+
+
+class SamplingSection(_Section):
+    """What a request that does not say gets."""
+
+    frames: PositiveInt = Field(default=16, description="Pictures wanted; 1 to limits.frames.")
+    largest_gap: Seconds = Field(default=10.0, description="Largest time without a picture looked at, in seconds; more than 0.")
+    add_non_keyframes: bool = Field(default=True, description="Whether to decode pictures between keyframes to keep largest_gap.")
+    least_score: float = Field(default=0.1, description="Labels below it are left out of the answer; 0 to 1.", ge=0, le=1)
+
+
+class TelemetrySection(_Section):
+    """Traces and logs. Exporters are set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, …)."""
+
+    console: bool = Field(default=False, description="Whether each finished trace is printed to standard error as a tree.")
+    log_format: Literal["json", "text"] = Field(default="json", description="json for machines, text for terminals.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged: debug, info, warning or error."
+    )
+
+
+class Config(BaseSettings):
+    """All settings. Make one with `Config.load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=_DELIMITER, extra="forbid", frozen=True, validate_default=True
+    )
+
+    server: ServerSection = ServerSection()
+    limits: LimitsSection = LimitsSection()
+    receive: ReceiveSection = ReceiveSection()
+    index: IndexSection = IndexSection()
+    decoders: DecodersSection = DecodersSection()
+    models: ModelsSection = ModelsSection()
+    inference: InferenceSection = InferenceSection()
+    sampling: SamplingSection = SamplingSection()
+    telemetry: TelemetrySection = TelemetrySection()
+
+    @classmethod
+    def load(cls, path: Path | None = None, *, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
+        """Reads file and environment; `overrides`, by section and name, win over both. Raises `ConfigError`."""
+        values = _read(path) if path is not None else {}
+        try:
+            return cls(_file=values, _overrides={k: dict(v) for k, v in (overrides or {}).items()})
+        except ValidationError as error:
+            raise ConfigError("\n".join(_line(item, path) for item in error.errors(include_url=False))) from None
+
+    def __init__(self, **values: Any) -> None:
+        # The two come as keywords because `settings_customise_sources` sees nothing but the keywords.
+        unknown = [name for name in os.environ if _is_unknown(name)]
+        if unknown:
+            raise ConfigError("\n".join(_unknown_variable(name) for name in sorted(unknown)))
+        super().__init__(**values)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line over environment over file; no .env file, no secrets folder."""
+        values = dict(init_settings())
+        file, overrides = values.pop("_file", {}), values.pop("_overrides", {})
+        return (_Given(settings_cls, {**values, **overrides}), env_settings, _Given(settings_cls, file))
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.receive.budget < self.server.largest_message:
+            raise ValueError(
+                f"receive.budget ({self.receive.budget:,} bytes) must hold one message of server.largest_message "
+                f"({self.server.largest_message:,} bytes)"
+            )
+        if self.sampling.frames > self.limits.frames:
+            raise ValueError(f"sampling.frames ({self.sampling.frames}) is more than limits.frames ({self.limits.frames})")
+        return self
+
+    def annotated(self) -> str:
+        """The settings in effect as a TOML file, each with its description and its environment variable."""
+        lines = ["# Keyglance's settings in effect. Each can be set by the environment as well: KEYGLANCE_SECTION__NAME."]
+        for name, info in type(self).model_fields.items():
+            section: _Section = getattr(self, name)
+            assert info.annotation is not None
+            lines += ["", f"# {(info.annotation.__doc__ or '').strip()}", f"[{name}]"]
+            for key, field in type(section).model_fields.items():
+                value = getattr(section, key)
+                lines.append(f"# {field.description}{_default_note(field, value)}")
+                lines.append(f'{key} = ""' if value is None else f"{key} = {_toml(value)}")
+        return "\n".join(lines) + "\n"
+
+
+class _Given(PydanticBaseSettingsSource):
+    """A source whose values are already there."""
+
+    def __init__(self, settings_cls: type[BaseSettings], values: Mapping[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self._values = dict(values)
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self._values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _names(location: Sequence[str | int]) -> list[str]:
+    """The known names beside the last part of a location."""
+    model: type[BaseModel] = Config
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        if part == "warm":
+            annotation = WarmDecoders
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _line(error: Any, path: Path | None) -> str:
+    location = tuple(error["loc"])
+    where = ".".join(str(part) for part in location)
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting {where}{f' in {path}' if path else ''}; {_nearest(str(location[-1]), _names(location))}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not where or isinstance(error["input"], (dict, BaseModel)):
+        return f"{where}: {message}" if where else message
+    return f"{where} = {error['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _is_unknown(variable: str) -> bool:
+    # Only names with the delimiter are settings; KEYGLANCE_CORPUS and the like are other tools' variables.
+    if not variable.upper().startswith(ENVIRONMENT_PREFIX) or _DELIMITER not in variable:
+        return False
+    section, _, rest = variable[len(ENVIRONMENT_PREFIX) :].lower().partition(_DELIMITER)
+    annotation = Config.model_fields[section].annotation if section in Config.model_fields else None
+    return not (isinstance(annotation, type) and issubclass(annotation, BaseModel) and rest in annotation.model_fields)
+
+
+def _unknown_variable(variable: str) -> str:
+    known = [
+        f"{section}{_DELIMITER}{name}"
+        for section, info in Config.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        for name in info.annotation.model_fields
+    ]
+    close = difflib.get_close_matches(variable[len(ENVIRONMENT_PREFIX) :].lower(), known, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean {ENVIRONMENT_PREFIX}{close[0].upper()}?"
+        if close
+        else "`keyglance-server --print-config` lists the settings"
+    )
+    return f"unknown setting {variable} in the environment; {hint}"
+
+
+def _default_note(field: FieldInfo, value: object) -> str:
+    return "" if value == field.default else f" (default: {_toml(field.default)})"
+
+
+def _toml(value: object) -> str:
+    match value:
+        case None:
+            return '""'
+        case bool():
+            return "true" if value else "false"
+        case ByteSize():
+            for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+                if value % unit == 0:
+                    return f'"{value // unit}{name}"'
+            return str(int(value))
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            return '"' + "".join(_escaped(c) for c in str(value)) + '"'
+        case tuple():
+            return f"[{', '.join(_toml(item) for item in value)}]"
+        case BaseModel():
+            return "{ " + ", ".join(f"{name} = {_toml(getattr(value, name))}" for name in type(value).model_fields) + " }"
+    raise TypeError(f"no TOML for {value!r}")
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return f"\\u{ord(character):04x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
