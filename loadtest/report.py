@@ -1,0 +1,68 @@
+"""What a benchmark keeps: its figures beside everything they depend on, as one JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+#: Where the results are kept.
+RESULTS = Path(__file__).parent / "results"
+
+_PACKAGES = ("keyglance", "keyglance-server", "av", "grpcio", "numpy", "onnxruntime", "protobuf", "opencv-python-headless")
+
+
+def write(name: str, figures: Mapping[str, Any], *, directory: Path = RESULTS) -> Path:
+    """Writes `figures`, with the machine, the versions, the date and the command before them, to `directory`/`name`.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(), **figures}, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def environment() -> dict[str, Any]:
+    """The date (UTC), the command, the machine, the versions and the commit."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": ["python", "-m", f"loadtest.{Path(sys.argv[0]).stem}", *sys.argv[1:]],
+        "commit": commit(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in _PACKAGES},
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def commit() -> str | None:
+    """The commit measured, with `-dirty` behind it where tracked files were changed; None outside a Git checkout."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,132 @@
+"""A real server in a process of its own on the loopback interface, for the demonstration, the benchmarks and the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+_LOG_TAIL_LINES = 60
+
+
+class ServerFailed(Exception):
+    """The server did not come up, or did not go down; the message ends with the last lines of its log."""
+
+
+class ServerProcess:
+    """`keyglance-server` with its standard output and error in files below `directory` (`server.out`, `server.err`).
+
+    A context manager: entering starts it and waits until health says SERVING, leaving ends it with SIGTERM. `arguments` are
+    added to its command line, `environment` to this process's environment.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 120,
+        stop_timeout: float = 30,
+    ) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.output = directory / "server.out"
+        self.errors = directory / "server.err"
+        self._command = [str(Path(sys.executable).with_name("keyglance-server")), "--listen", self.address, *arguments]
+        self._environment = {**os.environ, **(environment or {})}
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        state = "not started" if self._process is None else f"pid {self._process.pid}, exit code {self._process.poll()}"
+        return f"<ServerProcess {self.address} {state}>"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._running().pid
+
+    def __enter__(self) -> Self:
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=self._environment
+            )
+        try:
+            self._await_serving()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        process = self._running()
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(self._stop_timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            if error is None:
+                raise ServerFailed(f"the server did not end within {self._stop_timeout:g} s of SIGTERM\n{self.log()}") from None
+
+    def terminate(self) -> None:
+        """Sends SIGTERM, upon which the server drains."""
+        self._running().send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once the process ends."""
+        return self._running().wait(timeout)
+
+    def log(self) -> str:
+        """The last lines of what the server wrote to its standard error, or to its standard output where that is empty."""
+        for path in (self.errors, self.output):
+            if path.exists() and (text := path.read_text(errors="replace").strip()):
+                return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+        return "(the server wrote nothing)"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process
+
+    def _await_serving(self) -> None:
+        process = self._running()
+        end = time.monotonic() + self._start_timeout
+        with grpc.insecure_channel(self.address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            while time.monotonic() < end:
+                if process.poll() is not None:
+                    raise ServerFailed(f"the server ended at its start with exit code {process.returncode}\n{self.log()}")
+                try:
+                    answer = check(health_pb2.HealthCheckRequest(), timeout=1)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                except grpc.RpcError:
+                    pass  # not listening yet
+                time.sleep(0.05)
+        raise ServerFailed(f"the server was not ready within {self._start_timeout:g} s\n{self.log()}")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
