@@ -41,20 +41,23 @@ class Decoded:
     """What became of one wanted sample: a picture, or the reason why there is none.
 
     `damaged` pictures exist but show damage (`picture` is None then: damaged pictures are never labelled). `alone` tells
-    whether the picture came from its own packet only. `detail` says what the decoder said.
+    whether the picture came from its own packet only. `stand_in` is set where the wanted sample's own picture could not be
+    had and the next good one of the unit takes its place: the number of the sample whose picture this is. `detail` says
+    what the decoder said.
     """
 
     sample: int
     picture: Picture | None
     damaged: bool = False
     alone: bool = True
+    stand_in: int | None = None
     detail: str = ""
 
 
 class Decoder(Protocol):
     """One decoder: used by one lease at a time; every method may raise `DecoderBroken`, after which it is only closed.
 
-    Cancelling `configure` or `decode` leaves the decoder usable or raises `DecoderBroken` at its next use.
+    Cancelling `configure` or `decode` leaves the decoder usable, or unsettled until `settle` has been awaited.
     """
 
     @property
@@ -67,12 +70,20 @@ class Decoder(Protocol):
         """The stream that it is set to, None before the first `configure`."""
         ...
 
+    @property
+    def settled(self) -> bool:
+        """False where a cancelled call's work is still under way inside it, or where it is broken: `settle` is due."""
+        ...
+
     async def start(self) -> None:
         """Creates the process or the hardware session; slow, so never on the way of a usual call."""
         ...
 
     async def configure(self, config: StreamConfig) -> bool:
-        """Sets it to another stream of its key. Returns whether anything had to be reconfigured."""
+        """Sets it to another stream of its key (of any key, where its factory says `rekeyable`).
+
+        Returns whether anything had to be reconfigured.
+        """
         ...
 
     def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncIterator[Decoded]:
@@ -80,6 +91,10 @@ class Decoder(Protocol):
 
         The planes of a yielded picture stay valid until the consumer asks for the next one.
         """
+        ...
+
+    async def settle(self) -> None:
+        """Brings it back in sync after a cancelled call; raises `DecoderBroken` where that cannot be had in short time."""
         ...
 
     async def close(self) -> None:
@@ -97,6 +112,11 @@ class DecoderFactory(Protocol):
     @property
     def kind(self) -> str:
         """The kind's name: cpu, nvdec or fake."""
+        ...
+
+    @property
+    def rekeyable(self) -> bool:
+        """Whether a live decoder can be configured for a stream of another key at little cost (hardware cannot)."""
         ...
 
     def refuses(self, config: StreamConfig) -> str | None:
