@@ -83,9 +83,10 @@ class TooLarge(RequestError):
     @classmethod
     def over(cls, what: str, value: float, limit: float) -> TooLarge:
         """The error for `value` of `what` (`bytes`, `pixels`, `seconds`, `samples`, …) where `limit` is allowed."""
+        shown, allowed = (f"{number:,}" if isinstance(number, int) else f"{number:,.6g}" for number in (value, limit))
         return cls(
-            f"too many {what}: {value:,g}, at most {limit:,g} allowed",
-            facts={"what": what, "value": f"{value:g}", "limit": f"{limit:g}"},
+            f"too many {what}: {shown}, at most {allowed} allowed",
+            facts={"what": what, "value": shown.replace(",", ""), "limit": allowed.replace(",", "")},
         )
 
 
@@ -140,6 +141,13 @@ class NotPermitted(RequestError):
 
     reason = "NOT_PERMITTED"
     status = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Unimplemented(RequestError):
+    """The server does not know the call: it is no Keyglance server, or one of another version."""
+
+    reason = "UNIMPLEMENTED"
+    status = grpc.StatusCode.UNIMPLEMENTED
 
 
 class DeadlineExceeded(ServiceError):
@@ -199,6 +207,12 @@ class Draining(ServiceError):
     """The server is shutting down and takes no new calls."""
 
     reason = "DRAINING"
+
+
+class ServerUnreachable(ServiceError):
+    """No server answers at the target, or the connection broke. Raised by the client; a server never sends it."""
+
+    reason = "SERVER_UNREACHABLE"
 
 
 def _leaves(cls: type[KeyglanceError]) -> list[type[KeyglanceError]]:

@@ -1,0 +1,136 @@
+"""The asynchronous client, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from keyglance import answer
+from keyglance.answer import Answer, Health, ServerInfo
+from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls
+from keyglance.request import Source, label_request
+from keyglance.retry import Attempts, RetryPolicy
+from keyglance.v1 import keyglance_pb2 as pb
+from keyglance.v1 import keyglance_pb2_grpc
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_HealthCheck: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
+
+
+class AsyncClient:
+    """`keyglance.Client` for asyncio: the same arguments, answers and errors, with `await`.
+
+    It may be made anywhere; it belongs to the event loop of its first call. A cancelled call is cancelled on the server too.
+    Sources are read in a thread, so a slow disk does not hold up the loop.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        tls: bool | Tls | grpc.ChannelCredentials = False,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        retries: int | RetryPolicy = 3,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._connection = Connection(
+            target,
+            timeout=timeout,
+            tls=tls,
+            token=token,
+            metadata=metadata,
+            retries=retries,
+            max_message_bytes=max_message_bytes,
+        )
+
+    @cached_property
+    def _channel(self) -> grpc.aio.Channel:
+        # Made with the first call: gRPC binds a channel to the running loop.
+        target, credentials, options = self._connection.target, self._connection.credentials, self._connection.options
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options)
+        return grpc.aio.secure_channel(target, credentials, options)
+
+    @cached_property
+    def _labeler(self) -> keyglance_pb2_grpc.ShortVideoLabelerAsyncStub:
+        return keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
+
+    @cached_property
+    def _health_check(self) -> _HealthCheck:
+        check: _HealthCheck = health_pb2_grpc.HealthStub(self._channel).Check  # type: ignore[attr-defined]
+        return check
+
+    async def label(
+        self,
+        source: Source,
+        *,
+        frames: int | None = None,
+        largest_gap: float | None = None,
+        add_non_keyframes: bool | None = None,
+        models: Sequence[str] = (),
+        least_score: float | None = None,
+        frame_scores: bool = False,
+        thumbnails: bool = False,
+        thumbnail_size: int | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Answer:
+        """Labels of one video; see `keyglance.Client.label`."""
+        attempts = self._connection.attempts(timeout)
+        request = await asyncio.to_thread(
+            label_request,
+            source,
+            frames=frames,
+            largest_gap=largest_gap,
+            add_non_keyframes=add_non_keyframes,
+            models=models,
+            least_score=least_score,
+            frame_scores=frame_scores,
+            thumbnails=thumbnails,
+            thumbnail_size=thumbnail_size,
+            request_id=request_id,
+            max_message_bytes=self._connection.max_message_bytes,
+        )
+        return await self._call(self._labeler.Label, request, attempts)
+
+    async def server_info(self, *, timeout: float | None = None) -> ServerInfo:
+        """The server's version, models with their labels, limits and decoders."""
+        return await self._call(self._labeler.GetServerInfo, pb.GetServerInfoRequest(), self._connection.attempts(timeout))
+
+    async def health(self, *, timeout: float | None = None) -> Health:
+        """Whether the server takes calls now. It is asked once; `ServerUnreachable` where none answers."""
+        attempts = self._connection.attempts(timeout, retry=False)
+        return answer.health(await self._call(self._health_check, health_pb2.HealthCheckRequest(), attempts))
+
+    async def close(self) -> None:
+        """Closes the connection and cancels the calls that run."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.target!r})"
+
+    async def _call(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, attempts: Attempts
+    ) -> _Response:
+        while True:
+            try:
+                return await method(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
+            except grpc.RpcError as failure:
+                delay = attempts.wait_after(self._connection.error(failure, attempts))
+            await asyncio.sleep(delay)
