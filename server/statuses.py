@@ -1,0 +1,48 @@
+"""Errors as rich gRPC statuses: `google.rpc.Status` with `ErrorInfo`, and `RetryInfo` where asking again later makes sense."""
+
+from __future__ import annotations
+
+import math
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from keyglance.errors import ERROR_DOMAIN, KeyglanceError
+
+# Status and details travel in HTTP/2 trailers, of which many peers take 8 KiB in all (gRPC's soft limit), as base64.
+_LONGEST_MESSAGE = 1024
+_LONGEST_FACT = 512
+_MOST_FACTS = 16
+
+
+def to_status(error: KeyglanceError) -> status_pb2.Status:
+    """The error as `google.rpc.Status`, its texts cut to what fits into trailers."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
+    for key, value in list(error.facts.items())[:_MOST_FACTS]:
+        info.metadata[key] = _cut(str(value), _LONGEST_FACT)
+    details: list[Message] = [info]
+    if error.retry_after is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(math.ceil(max(0.0, error.retry_after) * 1e9))
+        details.append(retry)
+    return status_pb2.Status(
+        code=error.status.value[0], message=_cut(error.message, _LONGEST_MESSAGE), details=[_packed(detail) for detail in details]
+    )
+
+
+def to_grpc_status(error: KeyglanceError) -> grpc.Status:
+    """The error as what `ServicerContext.abort_with_status` takes."""
+    return rpc_status.to_status(to_status(error))
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,362 @@
+"""OpenTelemetry: providers, exporters, the caller's context, and the steps of a call.
+
+Nothing is global: `Telemetry.create` builds the providers, and whoever needs a tracer or a meter gets it handed down. OTLP
+exporters follow OpenTelemetry's own environment variables; with none of them set nothing leaves the process, but trace ids exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.context import Context, get_current
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from keyglance.errors import KeyglanceError
+from server.deadline import Deadline
+from server.timing import StepTiming
+
+SCOPE = "keyglance"
+
+#: Bucket boundaries in seconds, from half a millisecond to the longest calls.
+DURATION_BOUNDARIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class TelemetryError(Exception):
+    """OpenTelemetry's environment variables ask for something that is not there."""
+
+
+class Telemetry:
+    """One process's tracer and meter, until `shutdown`."""
+
+    def __init__(self, tracers: TracerProvider, meters: MeterProvider, version: str) -> None:
+        self._tracers = tracers
+        self._meters = meters
+        self._propagator = TraceContextTextMapPropagator()
+        self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
+        self.meter: Meter = meters.get_meter(SCOPE, version)
+        self._step_duration = self.meter.create_histogram(
+            "keyglance.step.duration",
+            unit="s",
+            description="Wall time of one step of a call.",
+            explicit_bucket_boundaries_advisory=DURATION_BOUNDARIES,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        version: str,
+        console: TextIO | None = None,
+        span_processors: Sequence[SpanProcessor] = (),
+        metric_readers: Sequence[MetricReader] = (),
+    ) -> Telemetry:
+        """Providers with the exporters that the environment names and those given; `console` gets each trace as a tree.
+
+        Raises `TelemetryError` for variables that name an exporter or a protocol that is not installed.
+        """
+        resource = Resource.create(
+            {
+                "service.name": os.environ.get("OTEL_SERVICE_NAME", "keyglance"),
+                "service.version": version,
+                "service.instance.id": str(uuid.uuid4()),
+                "host.name": socket.gethostname(),
+            }
+        )
+        processors = list(span_processors)
+        readers = list(metric_readers)
+        if _exports("TRACES"):
+            processors.append(BatchSpanProcessor(OTLPSpanExporter()))
+        if _exports("METRICS"):
+            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        if console is not None:
+            processors.append(SimpleSpanProcessor(TreeExporter(console)))
+        tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        for processor in processors:
+            tracers.add_span_processor(processor)
+        return cls(tracers, MeterProvider(readers, resource=resource, shutdown_on_exit=False), version)
+
+    def extract(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
+        """The context that a caller sent (`traceparent`, `tracestate`), else an empty one."""
+        carrier = {key: value for key, value in metadata if isinstance(value, str)}
+        return self._propagator.extract(carrier, context=Context())
+
+    def steps(self, deadline: Deadline) -> Steps:
+        """The steps of one call; its spans become children of the current one."""
+        return Steps(self.tracer, self._step_duration, deadline)
+
+    def shutdown(self) -> None:
+        """Sends what waits and ends the exporters; may block for as long as their timeouts (10 seconds by default)."""
+        self._tracers.shutdown()
+        self._meters.shutdown()
+
+
+def _exports(signal: str) -> bool:
+    """Whether the environment asks for OTLP of `TRACES` or `METRICS`."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    endpoint = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    variable = f"OTEL_{signal}_EXPORTER"
+    name = os.environ.get(variable, "").strip().lower() or ("otlp" if endpoint else "none")
+    if name == "none":
+        return False
+    if name != "otlp":
+        raise TelemetryError(f"{variable} is {name!r}; allowed are otlp and none (telemetry.console prints traces)")
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if (protocol := os.environ.get(variable, "").strip().lower()) not in ("", "grpc"):
+            raise TelemetryError(f"{variable} is {protocol!r}; only grpc is installed")
+    return True
+
+
+class Step:
+    """One step while it runs."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.wait = 0.0
+        self.created = 0
+
+    def set(self, key: str, value: AttributeValue) -> None:
+        """Notes a fact of this step; `key` without a dot becomes `keyglance.<key>`."""
+        self._span.set_attribute(_attribute(key), value)
+
+    def waited(self, seconds: float) -> None:
+        """Adds time in which the step waited for a decoder, a batch or a worker."""
+        self.wait += seconds
+
+    def made(self, count: int = 1) -> None:
+        """Adds things created on the way that are usually there already."""
+        self.created += count
+
+
+class Steps:
+    """The steps of one call: a span, a histogram record and a `StepTiming` each. They may overlap and nest.
+
+    `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere.
+    """
+
+    def __init__(self, tracer: Tracer, duration: Histogram, deadline: Deadline) -> None:
+        self.begin = time.monotonic()
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+        self._context = get_current()
+        self._tracer = tracer
+        self._duration = duration
+        self._deadline = deadline
+        self._timings: list[StepTiming] = []
+
+    @contextmanager
+    def step(self, name: str, **facts: AttributeValue) -> Iterator[Step]:
+        """Measures the block as step `name`; an exception sets the span's status and goes on."""
+        begin = time.monotonic()
+        attributes = {_attribute(key): value for key, value in facts.items()}
+        with self._tracer.start_as_current_span(
+            name, attributes=attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            step = Step(span)
+            labels = {"step": name}
+            try:
+                yield step
+            except BaseException as error:
+                if (kind := describe_failure(span, error, self._deadline)) is not None:
+                    labels[ERROR_TYPE] = kind
+                raise
+            finally:
+                timing = StepTiming(name, begin, time.monotonic(), step.wait, step.created)
+                _note_timing(span, timing)
+                self._keep(timing, labels)
+
+    def add(self, timing: StepTiming, **facts: AttributeValue) -> None:
+        """Takes a step that was measured elsewhere (an engine): a child of the call's span with the timing's begin and end."""
+        span = self._tracer.start_span(
+            timing.step,
+            context=self._context,
+            attributes={_attribute(key): value for key, value in facts.items()},
+            start_time=self._wall_ns(timing.begin),
+        )
+        _note_timing(span, timing)
+        span.end(self._wall_ns(timing.end))
+        self._keep(timing, {"step": timing.step})
+
+    @property
+    def timings(self) -> tuple[StepTiming, ...]:
+        """One timing a step, by begin; pieces of one step are joined: first begin, last end, waits and creations added."""
+        joined: dict[str, StepTiming] = {}
+        for timing in self._timings:
+            held = joined.get(timing.step)
+            joined[timing.step] = (
+                timing
+                if held is None
+                else StepTiming(
+                    timing.step,
+                    min(held.begin, timing.begin),
+                    max(held.end, timing.end),
+                    held.wait + timing.wait,
+                    held.created + timing.created,
+                )
+            )
+        return tuple(sorted(joined.values(), key=lambda timing: (timing.begin, timing.end)))
+
+    def _keep(self, timing: StepTiming, labels: Mapping[str, str]) -> None:
+        self._timings.append(timing)
+        self._duration.record(timing.end - timing.begin, labels)
+
+    def _wall_ns(self, monotonic: float) -> int:
+        return self._epoch_ns + round(monotonic * 1e9)
+
+
+def describe_failure(span: Span, error: BaseException, deadline: Deadline) -> str | None:
+    """Sets a span's status for an exception and returns `error.type`; None for the caller's cancellation, which is no error."""
+    if isinstance(error, asyncio.CancelledError):
+        if deadline.status_of_cancellation() is grpc.StatusCode.CANCELLED:
+            span.set_attribute("keyglance.cancelled", True)
+            return None
+        kind, text = grpc.StatusCode.DEADLINE_EXCEEDED.name, "the deadline passed"
+    elif isinstance(error, KeyglanceError):
+        kind, text = error.reason, error.message
+    else:
+        kind, text = type(error).__qualname__, str(error)
+        span.record_exception(error)
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR, text)
+    return kind
+
+
+def _attribute(key: str) -> str:
+    return key if "." in key else f"keyglance.{key}"
+
+
+def _note_timing(span: Span, timing: StepTiming) -> None:
+    if timing.wait:
+        span.set_attribute("keyglance.wait", round(timing.wait, 6))
+    if timing.created:
+        span.set_attribute("keyglance.created", timing.created)
+
+
+class TreeExporter(SpanExporter):
+    """Prints each finished trace as an indented tree with milliseconds and attributes, for people.
+
+    A trace is finished when its local root ends. A root that links to spans of other traces (a batch that served several calls)
+    is shown below each span that it links to.
+    """
+
+    MOST_TRACES = 256
+    MOST_SPANS = 512
+    _HIDDEN = ("rpc.system.name", "rpc.method", "network.", "server.", "client.")
+
+    def __init__(self, out: TextIO = sys.stderr) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Takes ended spans; prints the traces that end with them."""
+        with self._lock:
+            for span in spans:
+                self._take(span)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Forgets unfinished traces."""
+        with self._lock:
+            self._open.clear()
+
+    def _take(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        held = self._open.pop(context.trace_id, [])
+        is_root = span.parent is None or span.parent.is_remote
+        if len(held) < self.MOST_SPANS or is_root:
+            held.append(span)
+        if not is_root:
+            self._hold(context.trace_id, held)
+            return
+        linked = {link.context.trace_id for link in span.links} - {context.trace_id}
+        if not linked:
+            self._out.write(self._tree(span, held))
+            self._out.flush()
+            return
+        for trace_id in linked:
+            others = self._open.pop(trace_id, [])
+            self._hold(trace_id, [*others, *held][: self.MOST_SPANS])
+
+    def _hold(self, trace_id: int, spans: list[ReadableSpan]) -> None:
+        self._open[trace_id] = spans
+        while len(self._open) > self.MOST_TRACES:
+            self._open.popitem(last=False)
+
+    def _tree(self, root: ReadableSpan, spans: list[ReadableSpan]) -> str:
+        children: dict[int, list[ReadableSpan]] = {}
+        known = {context.span_id for span in spans if (context := span.get_span_context())}
+        root_context = root.get_span_context()
+        assert root_context is not None
+        for span in spans:
+            if span is root:
+                continue
+            parents = [span.parent.span_id] if span.parent else []
+            parents = parents or [link.context.span_id for link in span.links if link.context.trace_id == root_context.trace_id]
+            # What hangs on something that ended later or was dropped is shown below the root.
+            for parent in parents[:1] or [root_context.span_id]:
+                children.setdefault(parent if parent in known else root_context.span_id, []).append(span)
+        lines = [f"trace {trace.format_trace_id(root_context.trace_id)}", self._line(root, root)]
+        self._branches(root, root, children, "", lines)
+        return "\n".join(lines) + "\n"
+
+    def _branches(
+        self, span: ReadableSpan, root: ReadableSpan, children: dict[int, list[ReadableSpan]], indent: str, lines: list[str]
+    ) -> None:
+        context = span.get_span_context()
+        below = sorted(children.pop(context.span_id, []) if context else [], key=lambda child: child.start_time or 0)
+        for number, child in enumerate(below, 1):
+            last = number == len(below)
+            lines.append(f"{indent}{'└─ ' if last else '├─ '}{self._line(child, root)}")
+            self._branches(child, root, children, indent + ("   " if last else "│  "), lines)
+
+    def _line(self, span: ReadableSpan, root: ReadableSpan) -> str:
+        start, end = span.start_time or 0, span.end_time or 0
+        facts = [
+            f"{key.removeprefix('keyglance.')}={_short(value)}"
+            for key, value in (span.attributes or {}).items()
+            if not key.startswith(self._HIDDEN)
+        ]
+        if span.links:
+            facts.append(f"calls={len(span.links)}")
+        failed = (
+            ["ERROR" + (f": {span.status.description}" if span.status.description else "")]
+            if span.status.status_code is StatusCode.ERROR
+            else []
+        )
+        at = [] if span is root else [f"+{(start - (root.start_time or 0)) / 1e6:.1f}"]
+        kind = {SpanKind.SERVER: ["server"]}.get(span.kind, [])
+        return "  ".join([span.name, *kind, f"{(end - start) / 1e6:.1f} ms", *at, *([" ".join(facts)] if facts else []), *failed])
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (tuple, list)):
+        return ",".join(_short(item) for item in value)
+    text = str(value)
+    return text if len(text) <= 60 else text[:59] + "…"
