@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
     """The date (UTC), the command, the machine, the versions and the commit."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": ["python", "-m", f"loadtest.{Path(sys.argv[0]).stem}", *sys.argv[1:]],
+        "command": _command(),
         "commit": commit(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -59,6 +59,12 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
+
+
+def _command() -> list[str]:
+    spec = sys.modules["__main__"].__spec__  # None where a file was run by its path
+    program = ["-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
+    return ["python", *program, *sys.argv[1:]]
 
 
 def _version(package: str) -> str | None:

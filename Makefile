@@ -1,0 +1,122 @@
+# Everything a person does with this repository. Each target works in a bare checkout: what it needs is made first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODELS := .cache/models
+CLIPS := .cache/clips
+GHZ := .tools/bin/ghz
+GHZ_VERSION := v0.120.0
+UV := .tools/uv/bin/uv
+UV_VERSION := 0.13.8
+PACKAGES := pyproject.toml clients/python/pyproject.toml
+# Passed on to the program behind a target: make test ARGS="-k pool", make serve ARGS="--config keyglance.toml".
+ARGS ?=
+
+demo serve ghz bench $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
+
+.PHONY: help
+help:  ## Say what there is
+	@awk -F':.*  ## ' '/^[a-z]+:.*  ## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.server $(MODELS)/.installed $(CLIPS)/.fetched  ## Label a real clip with a real server, show the trace, stop
+	@$(BIN)/python scripts/demo.py $(or $(CLIP),$(CLIPS)/bikes.mp4) $(ARGS)
+
+.PHONY: serve
+serve: $(VENV)/.server $(MODELS)/.installed  ## Run the server on 127.0.0.1:50051 until Ctrl-C
+	@KEYGLANCE_TELEMETRY__LOG_FORMAT=$${KEYGLANCE_TELEMETRY__LOG_FORMAT:-text} $(BIN)/keyglance-server $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched  ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev  ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(VENV)/.dev  ## Put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: types
+types: $(VENV)/.dev  ## Check types
+	$(BIN)/mypy
+	$(BIN)/mypy scripts/*.py
+
+.PHONY: api
+api: node_modules/.installed $(VENV)/.dev  ## Lint the API and compare it with the one before (needs Node.js)
+	$(BIN)/python scripts/check_api.py
+
+.PHONY: proto
+proto: $(VENV)/.dev  ## Generate the protobuf and gRPC code anew
+	$(BIN)/python scripts/generate_code.py
+
+.PHONY: ghz
+ghz: $(VENV)/.server $(MODELS)/.installed $(CLIPS)/.fetched $(GHZ)  ## A short load test with ghz (needs Go)
+	$(BIN)/python -m loadtest.ghz --ghz $(GHZ) $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched  ## Run the benchmarks; the figures go to loadtest/results
+	$(BIN)/python -m loadtest.cpu $(ARGS)
+	$(BIN)/python -m loadtest.soak
+	$(BIN)/python -m loadtest.corpus
+
+.PHONY: lock
+lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions
+	$(call compile,) -c requirements/constraints.in -o requirements/server.lock
+	$(call compile,) -c requirements/server.lock -c requirements/constraints.in --group pyproject.toml:dev -o requirements/dev.lock
+	npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
+
+.PHONY: clean
+clean:  ## Remove everything that make made, downloads included
+	rm -rf $(VENV) .tools .cache node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One lock for every platform and for Python 3.11 and 3.12, without the address of the registry that answered.
+compile = $(UV) pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
+	--no-annotate --no-emit-index-url --no-emit-find-links --no-emit-package keyglance --no-emit-package keyglance-server \
+	$(if $(UPGRADE),--upgrade) requirements/server.in
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3.12 python3.11 python3 python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); fi; done; \
+	echo "error: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.12 …" >&2; exit 1
+
+$(VENV)/.server: requirements/server.lock $(PACKAGES) | $(BIN)/python
+	@echo "Installing what the server needs into $(VENV) (once, a minute or two)"
+	@$(PIP) install --quiet --require-hashes -r requirements/server.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e clients/python -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.server
+	@echo "Installing what development needs into $(VENV) (once)"
+	@$(PIP) install --quiet --require-hashes -r requirements/dev.lock
+	@touch $@
+
+$(MODELS)/.installed: $(wildcard models/zoo/*/model.toml) | $(VENV)/.server
+	@$(BIN)/python -m models.install
+	@touch $@
+
+$(CLIPS)/.fetched: scripts/fetch_clips.py | $(BIN)/python
+	@$(BIN)/python scripts/fetch_clips.py $(CLIPS)
+	@touch $@
+
+node_modules/.installed: package.json package-lock.json
+	npm ci --no-audit --no-fund
+	@touch $@
+
+$(GHZ):
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)
+
+$(UV): | $(BIN)/python
+	$(BIN)/python -m venv .tools/uv
+	.tools/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

@@ -1,0 +1,1 @@
+"""A load test with ghz: unary calls with a real clip as binary data."""

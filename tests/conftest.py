@@ -1,0 +1,48 @@
+"""What tests of all parts share: where the corpus, the models and the clips lie, and a running server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.server_process import ServerProcess
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of real video files, with manifest.tsv; skips where it is not there."""
+    folder = Path(os.environ.get("KEYGLANCE_CORPUS") or ROOT.parent / "shared" / "corpus")
+    if not (folder / "manifest.tsv").is_file():
+        pytest.skip(f"no corpus at {folder}; KEYGLANCE_CORPUS names another folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models_folder() -> Path:
+    """The folder of installed models; skips where they are not installed."""
+    folder = Path(os.environ.get("KEYGLANCE_MODELS__FOLDER") or ROOT / ".cache" / "models")
+    if not any(folder.glob("*/*.onnx")):
+        pytest.skip(f"no models in {folder}; `make test` installs them")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clips_folder() -> Path:
+    """The folder of real clips (bikes.mp4, bigbuckbunny.mp4); skips where they were not fetched."""
+    folder = ROOT / ".cache" / "clips"
+    if not (folder / "bikes.mp4").is_file():
+        pytest.skip(f"no clips in {folder}; `make test` fetches them")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real server in its own process, with the default models; one for the whole run."""
+    environment = {"KEYGLANCE_MODELS__FOLDER": str(models_folder)}
+    with ServerProcess(tmp_path_factory.mktemp("server"), environment=environment) as process:
+        yield process
