@@ -83,13 +83,13 @@ class LimitsSection(_Section):
 
     bytes: Bytes = Field(default=ByteSize(64 * MIB), description="Largest video in bytes.")
     pixels: PositiveInt = Field(
-        default=LARGEST_LEVEL_PICTURE, description="Largest picture in pixels; the default is HEVC level 6.2's and holds 7680x4320."
+        default=LARGEST_LEVEL_PICTURE, description="Largest picture in pixels; the default holds 7680x4320."
     )
     seconds: Seconds = Field(default=3600.0, description="Longest video in seconds.")
     samples: PositiveInt = Field(default=200_000, description="Most stored pictures of a video.")
     frames: PositiveInt = Field(default=64, description="Most pictures looked at in one call; 1 to 1024.", le=1024)
     decoded_samples: PositiveInt = Field(
-        default= default=20_000, description="Most stored pictures decoded in one call to reach those looked at."
+        default=20_000, description="Most stored pictures decoded in one call to reach those looked at."
     )
 
 
@@ -97,13 +97,13 @@ class ReceiveSection(_Section):
     """Messages on their way in, bounded before they are read."""
 
     budget: Bytes = Field(
-        default= default=ByteSize(GIB), description="Bytes of all requests in flight together; at least server.largest_message."
+        default=ByteSize(GIB), description="Bytes of all requests in flight together; at least server.largest_message."
     )
     timeout: Seconds = Field(
-        default= default=30.0, description="Seconds in which a request's message must have arrived, once it is being read."
+        default=30.0, description="Seconds in which a request's message must have arrived, once it is being read."
     )
     queue_limit: int = Field(
-        default= default=224, description="Calls that may wait for the budget; one more gets OVERLOADED. 0 or more.", ge=0
+        default=224, description="Calls that may wait for the budget; one more gets OVERLOADED. 0 or more.", ge=0
     )
 
 
@@ -112,7 +112,7 @@ class IndexSection(_Section):
 
     workers: PositiveInt = Field(default=2, description="Worker processes; one call uses one at a time. 1 or more.")
     memory_limit: Bytes = Field(
-        default= default=ByteSize(GIB), description="Address space of one worker in bytes; 256 MiB or more.", ge=256 * MIB
+        default=ByteSize(GIB), description="Address space of one worker in bytes; 256 MiB or more.", ge=256 * MIB
     )
     seconds: Seconds = Field(
         default=10.0, description="Longest time in which one video is indexed, in seconds; then the worker is ended."
@@ -147,7 +147,7 @@ class DecodersSection(_Section):
     )
     threads: PositiveInt = Field(default=1, description="Threads of one software decoder; 1 or more.")
     memory_limit: Bytes = Field(
-        default=ByteSize(3 * GIB), description="Address space of one software decoder's process in bytes; 256 MiB or more.", ge=256 * MIB
+        default=ByteSize(3 * GIB), description="Address space of one software decoder in bytes; 256 MiB or more.", ge=256 * MIB
     )
     seconds: Seconds = Field(
         default=20.0, description="Longest time for one run of packets (a keyframe and what is decoded from it), in seconds."
@@ -185,14 +185,14 @@ class InferenceSection(_Section):
     """How models run."""
 
     threads: int = Field(
-        default=0, description="Threads that run batches, for all models together; 0: one for each model, at most the CPU cores.", ge=0
+        default=0, description="Threads that run batches, all models together; 0: one a model, at most the cores.", ge=0
     )
     intra_op_threads: int = Field(default=0, description="ONNX Runtime's threads within one batch; 0: the CPU cores.", ge=0)
     largest_batch: PositiveInt = Field(
-        default= default=16, description="Most pictures in a batch, where the model does not say less; 1 or more."
+        default=16, description="Most pictures in a batch, where the model does not say less; 1 or more."
     )
     largest_wait: float = Field(
-        default=0.005, description="Seconds that a batch that is not full waits for more pictures; 0 or more.", ge=0, allow_inf_nan=False
+        default=0.005, description="Seconds that an unfilled batch waits for more; 0 or more.", ge=0, allow_inf_nan=False
     )
     queue_limit: PositiveInt = Field(
         default=512, description="Pictures that may wait for one model; one more gets OVERLOADED. 1 or more."

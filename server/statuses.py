@@ -7,7 +7,7 @@ import math
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from keyglance.errors import ERROR_DOMAIN, KeyglanceError
