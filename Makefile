@@ -106,8 +106,8 @@ $(MODELS)/.installed: $(wildcard models/zoo/*/model.toml) | $(VENV)/.server
 	@$(BIN)/python -m models.install
 	@touch $@
 
-$(CLIPS)/.fetched: scripts/fetch_clips.py | $(BIN)/python
-	@$(BIN)/python scripts/fetch_clips.py $(CLIPS)
+$(CLIPS)/.fetched: scripts/fetch_clips.py | $(VENV)/.server
+	@$(BIN)/python scripts/fetch_clips.py $(CLIPS) >/dev/null
 	@touch $@
 
 node_modules/.installed: package.json package-lock.json
