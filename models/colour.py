@@ -35,6 +35,8 @@ _IDENTITY = 0  # planes are G, B, R
 _YCGCO = 8
 _FROM_PRIMARIES = (12, 13)  # Kr and Kb follow from the primaries
 
+_NOT_IMPLEMENTED = (11, 14, 15, 16, 17)
+
 _D65 = (0.3127, 0.3290)
 #: Primaries code → chromaticities x, y of red, green, blue and white.
 _PRIMARIES: dict[int, tuple[tuple[float, float], ...]] = {
@@ -70,9 +72,12 @@ def rgb_to_xyz(code: int) -> npt.NDArray[np.float64]:
     return np.asarray(columns * np.linalg.solve(columns, white))
 
 
-def matrix_known(colour: Colour) -> bool:
-    """False where the stream names a matrix that is not implemented (11, 14 ICtCp, 15 and beyond): the default is taken."""
-    return colour.matrix in (_IDENTITY, UNSPECIFIED, _YCGCO, *_FROM_PRIMARIES) or colour.matrix in _LUMA_WEIGHTS
+def matrix_known(picture: Picture) -> bool:
+    """False where the stream names a matrix that is not implemented (YDzDx, ICtCp, IPT-C2, YCgCo-R): the default is taken.
+
+    Grey and RGB pictures need none.
+    """
+    return picture.colour.matrix not in _NOT_IMPLEMENTED or picture.chroma_format in ("400", "rgb")
 
 
 def effective_matrix(colour: Colour, *, width: int, height: int, subsampled: bool) -> int:

@@ -186,7 +186,7 @@ class Preprocessor:
             _mix([luma, *chroma], to_rgb, upright[:, :, band.outputs])
         tone_mapped = None
         if colours.is_hdr(picture.colour):
-            tone_mapped = colours.matrix_known(picture.colour)
+            tone_mapped = colours.matrix_known(picture)
             if tone_mapped:
                 self._tone_map(target, picture.colour)
         placement = Placement(float(placed.left), float(placed.top), float(placed.width), float(placed.height))

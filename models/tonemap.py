@@ -26,9 +26,9 @@ _C1, _C2, _C3 = 3424 / 4096, 2413 / 4096 * 32, 2392 / 4096 * 32
 _HLG_A, _HLG_B, _HLG_C = 0.17883277, 0.28466892, 0.55991073
 _HLG_GAMMA = 1.2
 
-_STEPS = 65536  # of a table; between two of them no curve moves by a hundredth of an 8-bit code
-#: Linear light above this (in units of `SDR_WHITE`) is white whatever it is.
-_BRIGHTEST = 10000.0 / SDR_WHITE
+_STEPS = 65536  # of a table; looking up the nearest moves a result by less than a third of an 8-bit code
+#: In units of `SDR_WHITE`: what one channel can reach, as saturated BT.2020 at 10,000 nits takes 1.7 times that in BT.709.
+_BRIGHTEST = 20000.0 / SDR_WHITE
 
 
 def pq_to_nits(signal: Float64) -> Float64:
