@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import io
 import json
 import os
 import sys
@@ -29,7 +28,7 @@ from keyglance.answer import Answer, Health, as_dict
 from keyglance.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT, Tls
 from keyglance.errors import KeyglanceError, RequestError, ServerUnreachable, Unimplemented
 from keyglance.table import answer_view, server_view
-from keyglance.text import plain
+from keyglance.text import count, plain
 
 _STDIN = "-"
 
@@ -190,7 +189,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(short_help="Label files.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of tables.")
 @sampling_options
@@ -205,7 +204,7 @@ def label(files: Sequence[str], *, as_json: bool, frame_scores: bool, jobs: int,
     _run(_label(files, as_json=as_json, jobs=jobs, server=server, policy={**policy, "frame_scores": frame_scores}))
 
 
-@command.command()
+@command.command(short_help="What the server is: models, labels, decoders, limits.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @server_options
 def info(*, as_json: bool, server: Server) -> None:
@@ -220,13 +219,13 @@ def info(*, as_json: bool, server: Server) -> None:
         if as_json:
             click.echo(json.dumps(as_dict(answer)))
         else:
-            Console(highlight=False).print(server_view(server.target, answer))
+            _console().print(server_view(server.target, answer))
         return Exit.OK
 
     _run(ask())
 
 
-@command.command()
+@command.command(short_help="Whether the server takes calls.")
 @server_options
 def health(*, server: Server) -> None:
     """Whether the server takes calls: its state on standard output, exit code 0 for SERVING and 1 for all else."""
@@ -244,7 +243,7 @@ def health(*, server: Server) -> None:
     _run(ask())
 
 
-@command.command()
+@command.command(short_help="A contact sheet of a file.")
 @click.argument("file", metavar="FILE")
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False), metavar="IMAGE", help="A .png, .jpg or .webp file."
@@ -258,6 +257,8 @@ def sheet(file: str, *, output: str, columns: int | None, policy: dict[str, Any]
 
     if Path(output).suffix.lower() not in FORMATS:
         raise click.BadParameter(f"{output!r} ends in none of {', '.join(FORMATS)}", param_hint="--output")
+    if not Path(output).parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="--output")
 
     async def ask() -> Exit:
         async with server.client() as client:
@@ -279,8 +280,8 @@ async def _label(files: Sequence[str], *, as_json: bool, jobs: int, server: Serv
 
     Where no server answers, the files left are not tried: each would only wait for the same.
     """
-    console = Console(highlight=False)
-    worst, lost = Exit.OK, None
+    console = _console()
+    worst, lost, silenced = Exit.OK, None, 0
     with _progress(len(files)) as progress:
         bar = progress.add_task("labelling", total=len(files))
         async with server.client() as client, _asked(client, files, jobs, policy) as tasks:
@@ -291,9 +292,12 @@ async def _label(files: Sequence[str], *, as_json: bool, jobs: int, server: Serv
                         _tell(console, name, outcome, as_json=as_json, frame_scores=policy["frame_scores"])
                     else:
                         _complain(name, outcome, as_json=as_json, silent=lost is not None)
+                        silenced += lost is not None
                         worst = max(worst, outcome.exit)
                         lost = outcome if outcome.exit is Exit.UNREACHABLE else None
                 progress.advance(bar)
+    if silenced:
+        click.echo(f"keyglance: {count(silenced, 'more file')} not sent", err=True)
     return worst
 
 
@@ -342,6 +346,11 @@ def _complain(name: str, failure: Failure, *, as_json: bool = False, silent: boo
     return failure.exit
 
 
+def _console() -> Console:
+    """Standard output; rich leaves styles out where that is no terminal, and here NO_COLOR means no styles at all."""
+    return Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
 def _progress(total: int) -> Progress:
     """A bar on standard error, for several files and a person who watches."""
     console = Console(stderr=True)
@@ -377,21 +386,3 @@ def _run(work: Coroutine[Any, Any, Exit]) -> NoReturn:
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     sys.exit(code)
-
-
-def main() -> None:
-    """The console script: never a traceback, unless KEYGLANCE_DEBUG asks for it."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # A terminal without Unicode shows "?", where it would else be an error.
-    try:
-        command.main()
-    except Exception as error:
-        if os.environ.get("KEYGLANCE_DEBUG"):
-            raise
-        click.echo(f"keyglance: INTERNAL: {type(error).__name__}: {plain(str(error))} (KEYGLANCE_DEBUG=1 shows where)", err=True)
-        sys.exit(Exit.FAILED)
-
-
-if __name__ == "__main__":
-    main()

@@ -45,7 +45,7 @@ class Tls:
             raise ValueError("a client certificate needs its key, and a key its certificate")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """gRPC's form of it; reads the files, with `OSError` where one cannot be read."""
+        """gRPC's form of it; reads the files, with `OSError` where one cannot be read, `ValueError` where it is no PEM."""
         return grpc.ssl_channel_credentials(_pem(self.root_certificates), _pem(self.key), _pem(self.certificate))
 
 
@@ -102,7 +102,12 @@ class Connection:
 
 
 def _pem(source: Pem | None) -> bytes | None:
-    return source if source is None or isinstance(source, bytes) else Path(source).read_bytes()
+    if source is None:
+        return None
+    content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if b"-----BEGIN " not in content:
+        raise ValueError(f"no PEM in {'the bytes given' if isinstance(source, bytes) else source}")
+    return content
 
 
 def _credentials(tls: bool | Tls | grpc.ChannelCredentials) -> grpc.ChannelCredentials | None:
