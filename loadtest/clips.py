@@ -91,6 +91,13 @@ def fit(picture: Picture, width: int, height: int) -> Picture:
     return np.asarray(ImageOps.fit(Image.fromarray(picture), (width, height), Image.Resampling.BICUBIC))
 
 
+def photograph(name: str) -> Picture:
+    """One of the photographs that scikit-image carries: coffee, astronaut, chelsea (a cat), rocket."""
+    from skimage import data  # not at the top: what needs no photograph needs no scikit-image
+
+    return np.asarray(getattr(data, name)())
+
+
 def grey(width: int, height: int, level: int = 128) -> Picture:
     """A picture of one grey."""
     return np.full((height, width, 3), level, np.uint8)

@@ -27,7 +27,8 @@ class ServerProcess:
     """`keyglance-server` with its standard output and error in files below `directory` (`server.out`, `server.err`).
 
     A context manager: entering starts it and waits until health says SERVING, leaving ends it with SIGTERM. `arguments` are
-    added to its command line, `environment` to this process's environment.
+    added to its command line, `environment` to this process's environment; the models are those that `make` installed in the
+    checkout, if it did and nothing says otherwise.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ServerProcess:
         self.output = directory / "server.out"
         self.errors = directory / "server.err"
         self._command = [str(Path(sys.executable).with_name("keyglance-server")), "--listen", self.address, *arguments]
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**_checkout_models(), **os.environ, **(environment or {})}
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,6 +123,11 @@ class ServerProcess:
                     pass  # not listening yet
                 time.sleep(0.05)
         raise ServerFailed(f"the server was not ready within {self._start_timeout:g} s\n{self.log()}")
+
+
+def _checkout_models() -> dict[str, str]:
+    folder = Path(__file__).parent.parent / ".cache" / "models"
+    return {"KEYGLANCE_MODELS__FOLDER": str(folder)} if folder.is_dir() else {}
 
 
 def free_port() -> int:
