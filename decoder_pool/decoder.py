@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,7 +86,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncIterator[Decoded]:
+    def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
         """Decodes one unit and yields one `Decoded` for each wanted sample, in any order.
 
         The planes of a yielded picture stay valid until the consumer asks for the next one.

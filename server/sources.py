@@ -81,8 +81,13 @@ async def receive(source: Source, *, most_bytes: int) -> SharedBytes:
     try:
         return await asyncio.shield(copying)
     except asyncio.CancelledError:  # the thread goes on: what it makes is closed as soon as it is there
-        copying.add_done_callback(lambda done: done.exception() or done.result().close())
+        copying.add_done_callback(_close)
         raise
+
+
+def _close(copying: asyncio.Future[SharedBytes]) -> None:
+    if copying.exception() is None:
+        copying.result().close()
 
 
 def _in_order(parts: Sequence[Part], file_size: int) -> list[Part]:

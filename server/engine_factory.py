@@ -1,0 +1,67 @@
+"""Builds the in-process engine that a configuration asks for: decoder pool, models, preprocessing."""
+
+from __future__ import annotations
+
+import os
+
+from opentelemetry.trace import Tracer
+
+from decoder_pool.cpu import CpuDecoderFactory
+from decoder_pool.key import DecoderKey
+from decoder_pool.pool import DecoderPool
+from models.backends.onnx import OnnxBackend
+from models.batcher import Batcher
+from models.ensemble import Ensemble, LoadedModel
+from models.heads import make_head
+from models.preprocess import Preprocessor
+from models.repository import InstalledModel, ModelRepository
+from models.run_slots import RunSlots
+from server.config import Config
+from server.local_engine import LocalEngine
+
+#: Pictures between decoding and their scores: a few batches of each model, well under 4 MB each.
+_FRAMES_IN_FLIGHT = 64
+
+
+def local_engine(config: Config, tracer: Tracer) -> LocalEngine:
+    """The engine for this process, not started. Raises `models.repository.RepositoryError` for models that cannot be used."""
+    cores = os.cpu_count() or 1
+    installed = ModelRepository(config.models.folder).load_all(config.models.enabled)
+    slots = RunSlots(config.inference.threads or min(cores, len(installed)))
+    return LocalEngine(
+        pool=_pool(config),
+        ensemble=Ensemble([_loaded(model, slots, config, tracer) for model in installed], slots, work_threads=cores),
+        preprocessor=Preprocessor(),
+        render_threads=cores,
+        frames_in_flight=_FRAMES_IN_FLIGHT,
+    )
+
+
+def _pool(config: Config) -> DecoderPool:
+    decoders = config.decoders
+    warm: dict[DecoderKey, int] = {}
+    for entry in decoders.warm:
+        key = DecoderKey(entry.codec, entry.bit_depth, entry.chroma_format, entry.size_class)
+        warm[key] = warm.get(key, 0) + entry.count
+    factory = CpuDecoderFactory(
+        threads=decoders.threads,
+        memory_limit=decoders.memory_limit,
+        seconds=decoders.seconds,
+        most_pixels=config.limits.pixels,
+    )
+    return DecoderPool(factory=factory, limit=decoders.most, size_classes=decoders.size_classes, warm=warm)
+
+
+def _loaded(model: InstalledModel, slots: RunSlots, config: Config, tracer: Tracer) -> LoadedModel:
+    settings = config.inference
+    backend = OnnxBackend(model.manifest, model.path, threads=settings.intra_op_threads or os.cpu_count() or 1)
+    batcher = Batcher(
+        model.manifest,
+        backend,
+        slots,
+        largest_batch=settings.largest_batch,
+        largest_wait=settings.largest_wait,
+        queue_limit=settings.queue_limit,
+        tracer=tracer,
+    )
+    return LoadedModel(model.manifest, backend, make_head(model.manifest), batcher)

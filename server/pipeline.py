@@ -1,0 +1,225 @@
+"""The way of a call: receive, index, sample, decode, preprocess, infer, fuse — the one place that puts the steps in order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from decoder_pool.containers import Indexer
+from decoder_pool.limits import SourceLimits
+from decoder_pool.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage, plan, units
+from decoder_pool.shared_bytes import SharedBytes
+from keyglance.errors import CorruptVideo, Encrypted
+from keyglance.video import SampleFlag, StreamConfig, VideoIndex
+from models.fusion import FrameScores, VideoLabel, fuse
+from models.manifest import Manifest
+from models.policy import Judgement, Policy
+from server.degradation import Degradation, DegradationReason, merge
+from server.engine import Engine, EngineJob, EngineResult, FrameOutcome
+from server.sources import Source, receive
+from server.telemetry import Steps
+
+#: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.
+_GAP_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCall:
+    """One request, checked. `deadline` is on `time.monotonic()`'s clock, `thumbnail_size` in pixels (0: none)."""
+
+    sampling: SamplingPolicy
+    models: tuple[str, ...]
+    least_score: float
+    frame_scores: bool
+    thumbnail_size: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """A picture that was planned, and what became of it."""
+
+    planned: PlannedFrame
+    outcome: FrameOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What an answer was made with: SHA-256 digests, hexadecimal."""
+
+    policy_digest: str
+    sampling_digest: str
+    preprocessing_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one call. `config` is the stream as the bitstream has it."""
+
+    labels: tuple[VideoLabel, ...]
+    judgement: Judgement
+    frames: tuple[LookedAt, ...]
+    index: VideoIndex
+    config: StreamConfig
+    models: tuple[Manifest, ...]
+    coverage: Coverage
+    degradations: tuple[Degradation, ...]
+    provenance: Provenance
+    frame_scores: bool  # whether they were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What is to be looked at: the index, the plan, and the packets of the plan, which the owner closes."""
+
+    index: VideoIndex
+    plan: SamplingPlan
+    job: EngineJob = field(repr=False)
+
+
+class Pipeline:
+    """Labels one video a call; holds nothing of a call between calls."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        indexer: Indexer,
+        policy: Policy,
+        source_limits: SourceLimits,
+        sampling_limits: SamplingLimits,
+    ) -> None:
+        self._engine = engine
+        self._indexer = indexer
+        self._policy = policy
+        self._source_limits = source_limits
+        self._sampling_limits = sampling_limits
+        self._manifests = {manifest.name: manifest for manifest in engine.info().models}
+
+    async def label(self, source: Source, call: LabelCall, steps: Steps) -> Answer:
+        """Answers a call about `source`, which is let go of early. Raises the errors of `keyglance.errors`."""
+        with steps.step("receive") as step:
+            file = await receive(source, most_bytes=self._source_limits.bytes)
+            del source  # as large as the file, and copied
+            step.set("source.bytes", file.size)
+        with file:
+            sampled = await self._index_and_sample(file, call, steps)
+        with sampled.job.packets:
+            result = await self._engine.run(sampled.job)
+        for timing in result.timings:
+            steps.add(timing)
+        with steps.step("fuse") as step:
+            answer = self._fuse(call, sampled, result)
+            step.set("labels", len(answer.labels))
+            step.set("verdict", answer.judgement.verdict.name.lower())
+        return answer
+
+    async def _index_and_sample(self, source: SharedBytes, call: LabelCall, steps: Steps) -> Sampled:
+        """Index and plan, and the wanted packets out of the container; the container's worker is free again afterwards."""
+        with steps.step("index") as step:
+            asked = time.monotonic()
+            indexed = await self._indexer.open(source, self._source_limits, call.deadline)
+            step.set("container", indexed.index.container)
+            step.set("codec", indexed.index.config.codec)
+            step.set("samples", len(indexed.index.samples))
+            step.waited(max(0.0, indexed.opened - asked))
+        async with indexed:
+            with steps.step("sample") as step:
+                index = indexed.index
+                chosen = plan(index, call.sampling, self._sampling_limits)
+                if not chosen.frames:
+                    raise _nothing_to_see(index)
+                packets, listed = await indexed.packets([sample for run in chosen.runs for sample in run.samples])
+                step.set("frames", len(chosen.frames))
+                step.set("packets", len(listed))
+                step.set("packets.bytes", packets.size)
+        job = EngineJob(
+            config=index.config,
+            orientation=index.orientation,
+            units=units(chosen, listed),
+            packets=packets,
+            models=call.models,
+            deadline=call.deadline,
+            thumbnail_size=call.thumbnail_size,
+        )
+        return Sampled(index, chosen, job)
+
+    def _fuse(self, call: LabelCall, sampled: Sampled, result: EngineResult) -> Answer:
+        outcomes = {outcome.sample: outcome for outcome in result.frames}
+        frames = tuple(LookedAt(frame, outcomes[frame.sample]) for frame in sampled.plan.frames if frame.sample in outcomes)
+        seen = [frame for frame in frames if frame.outcome.skipped is None]
+        if not seen:
+            first = next((frame.outcome.detail for frame in frames if frame.outcome.detail), "the decoder gave no picture")
+            raise CorruptVideo(f"none of {len(frames)} pictures could be decoded: {first}", facts={"frames": str(len(frames))})
+        covered = coverage(sampled.index, [frame.planned.time for frame in seen])
+        degradations = merge([*_degradations(sampled.index, frames, covered, call.sampling), *result.degradations])
+        models = tuple(self._manifests[name] for name in dict.fromkeys(n for frame in seen for n in frame.outcome.results))
+        labels = fuse(
+            [FrameScores(frame.planned.time, frame.planned.outside_edit, frame.outcome.results) for frame in seen],
+            models,
+            least_score=call.least_score,
+        )
+        return Answer(
+            labels=labels.shown,
+            judgement=self._policy.judge(labels.all, degradations, covered),
+            frames=frames,
+            index=sampled.index,
+            config=result.config or sampled.index.config,
+            models=models,
+            coverage=covered,
+            degradations=degradations,
+            provenance=Provenance(
+                policy_digest=self._policy.digest,
+                sampling_digest=_digest([asdict(call.sampling), asdict(self._sampling_limits)]),
+                preprocessing_digest=_digest([asdict(manifest.inputs) for manifest in models]),
+            ),
+            frame_scores=call.frame_scores,
+        )
+
+
+def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Coverage, policy: SamplingPolicy) -> list[Degradation]:
+    """Everything that the index and the pictures leave to be told."""
+    told = [
+        Degradation(f.outcome.skipped, 1, f"at {f.planned.time:.3f} s: {f.outcome.detail}") for f in frames if f.outcome.skipped
+    ]
+    if covered.largest_gap > policy.largest_gap + _GAP_TOLERANCE:
+        told.append(
+            Degradation(
+                DegradationReason.GAP_EXCEEDED,
+                1,
+                f"{covered.largest_gap:.2f} s from {covered.largest_gap_start:.2f} s on were not looked at, "
+                f"{policy.largest_gap:g} s allowed",
+            )
+        )
+    if index.other_video_tracks:
+        told.append(
+            Degradation(
+                DegradationReason.TRACK_NOT_SEEN,
+                index.other_video_tracks,
+                f"only track {index.track} was looked at, {index.other_video_tracks} more have pictures",
+            )
+        )
+    if index.truncated:
+        told.append(Degradation(DegradationReason.TRUNCATED, 1, f"the file ends or breaks after {len(index.samples)} pictures"))
+    if encrypted := int(index.samples.having(SampleFlag.ENCRYPTED).sum()):
+        told.append(
+            Degradation(
+                DegradationReason.PARTLY_ENCRYPTED, encrypted, f"{encrypted} of {len(index.samples)} pictures are encrypted"
+            )
+        )
+    if index.notes:
+        told.append(Degradation(DegradationReason.CONTAINER_LIES, len(index.notes), "; ".join(index.notes)))
+    return told
+
+
+def _nothing_to_see(index: VideoIndex) -> CorruptVideo | Encrypted:
+    if index.samples.having(SampleFlag.ENCRYPTED).any():
+        return Encrypted(f"no picture of {len(index.samples)} can be decoded without the encrypted ones")
+    return CorruptVideo(f"the video has {len(index.samples)} stored pictures, none of which can be looked at")
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
