@@ -148,7 +148,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     code = deadline.status_of_cancellation()
-                    outcome = _Outcome(code, code.name)
+                    missed = code is grpc.StatusCode.DEADLINE_EXCEEDED
+                    outcome = _Outcome(code, code.name, "the deadline passed" if missed else "cancelled by the caller")
                     raise
                 # Something inside was cancelled, not this call; gRPC would send no status at all.
                 failure = self._unexpected(span, call, error)

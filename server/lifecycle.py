@@ -1,0 +1,303 @@
+"""The life of a server: bind, warm up, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from keyglance.errors import Draining
+from keyglance.v1 import keyglance_pb2, keyglance_pb2_grpc
+from server.admission import Admission
+from server.config import Config, ServerSection
+from server.engine import Engine
+from server.interceptors import ENVELOPE, CallInterceptor
+from server.receive_budget import ReceiveBudget
+from server.telemetry import Telemetry
+
+SERVICE: str = keyglance_pb2.DESCRIPTOR.services_by_name["ShortVideoLabeler"].full_name
+
+_HEALTH_INTERVAL = 1.0  # seconds between two looks at the engine
+_AFTER_CUT = 5.0  # seconds for calls to end once they were cut short
+_LAST_BYTES = 1.0  # seconds for the last answers to be sent
+_TELEMETRY_END = 12.0  # seconds, a little more than an OTLP exporter's own timeout
+
+_log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The server cannot start; the message says in one line what is missing or in the way."""
+
+
+class Component(Protocol):
+    """Something with a life of its own: workers, pools."""
+
+    async def start(self) -> None:
+        """Ready when it returns."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it, also where `start` has failed or was cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a server serves: the servicer, the engine below it, and what else has to run (an indexer)."""
+
+    servicer: keyglance_pb2_grpc.ShortVideoLabelerServicer
+    engine: Engine
+    others: tuple[Component, ...] = ()
+
+
+#: Makes the parts without starting them; raises what is wrong with models, policies and the like.
+MakeParts = Callable[[Config, Telemetry], Parts]
+
+
+def channel_options(largest_message: int, *, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """gRPC's options for a server that takes messages of `largest_message` bytes."""
+    return [
+        ("grpc.max_receive_message_length", largest_message + ENVELOPE),
+        ("grpc.max_send_message_length", largest_message + ENVELOPE),
+        ("grpc.so_reuseport", int(reuse_port)),
+        # What is not read yet stays at the sender but for one window (64 KiB) a stream: probing would let windows grow to
+        # megabytes each. A message that is being read gets a window of its own size, so nothing becomes slower.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", 512),
+        # Dead peers are found, peers may ping, and connections end now and then so that load balancers can spread them anew.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 15 * 60_000),
+        ("grpc.max_connection_age_ms", 60 * 60_000),
+        ("grpc.max_connection_age_grace_ms", 60_000),
+    ]
+
+
+def credentials(section: ServerSection) -> grpc.ServerCredentials | None:
+    """TLS as configured, None without. Raises `StartError` for files that cannot be read or do not fit together."""
+    if section.tls_certificate is None or section.tls_key is None:
+        return None
+    key, chain = _pem(section.tls_key, "tls_key"), _pem(section.tls_certificate, "tls_certificate")
+    authorities = None if section.tls_client_ca is None else _pem(section.tls_client_ca, "tls_client_ca")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # A password would be asked for on the terminal; gRPC takes plain keys only.
+        context.load_cert_chain(section.tls_certificate, section.tls_key, password=lambda: b"")
+        if section.tls_client_ca is not None:
+            context.load_verify_locations(section.tls_client_ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise StartError(f"server.tls_*: certificate, key and authorities cannot be used: {error}") from None
+    return grpc.ssl_server_credentials([(key, chain)], authorities, authorities is not None)
+
+
+def _pem(path: Path, name: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartError(f"server.{name}: cannot read {path}: {error.strerror or error}") from None
+
+
+class Server:
+    """A gRPC server around `parts`. `start`, then `drain`; `close` ends it in whatever state it is."""
+
+    def __init__(self, config: Config, telemetry: Telemetry, parts: Parts) -> None:
+        self._config = config
+        self._telemetry = telemetry
+        self._parts = parts
+        self._admission = Admission(config.server.concurrent_calls)
+        self._health = health.aio.HealthServicer()
+        self._grpc: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.address = config.server.listen
+
+    async def start(self, bound: Callable[[str], None] = lambda _: None) -> None:
+        """Binds (`bound` gets the address), answers health checks from then on, warms up, serves.
+
+        Calls that come before warm-up is over wait for it. Raises `StartError`, or what a part raises.
+        """
+        await self._set_health(serving=False)
+        self._grpc = self._make_grpc()
+        self.address = self._bind(self._grpc)
+        bound(self.address)
+        await self._grpc.start()
+        for part in (self._parts.engine, *self._parts.others):
+            await part.start()
+        self._admission.open()
+        await self._set_health(serving=self._parts.engine.healthy)
+        self._watch = asyncio.create_task(self._watch_engine(), name="watch engine")
+        _log.info("serving on %s", self.address)
+
+    async def drain(self) -> bool:
+        """Takes no new calls, gives those in flight `server.grace` seconds. Returns whether all of them ended in time."""
+        _log.info("draining, %d calls in flight", self._admission.in_flight)
+        await self._health.enter_graceful_shutdown()
+        self._admission.drain()
+        try:
+            await asyncio.wait_for(self._admission.idle(), self._config.server.grace)
+        except TimeoutError:
+            count = self._admission.cut_short(Draining("the server shuts down and could not wait for this call any longer"))
+            _log.warning("%d calls were cut short after %g s of grace", count, self._config.server.grace)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._admission.idle(), _AFTER_CUT)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends gRPC, then the parts, the last one started first."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._grpc is not None:
+            await self._grpc.stop(_LAST_BYTES)
+        for part in (*reversed(self._parts.others), self._parts.engine):
+            try:
+                await part.close()
+            except Exception:
+                _log.exception("%r did not close", part)
+        _log.info("ended")
+
+    def __repr__(self) -> str:
+        return f"<Server {self.address} {self._admission!r}>"
+
+    def _make_grpc(self) -> grpc.aio.Server:
+        config = self._config
+        interceptor = CallInterceptor(
+            self._telemetry,
+            self._admission,
+            ReceiveBudget(config.receive.budget, queue_limit=config.receive.queue_limit),
+            services=[SERVICE],
+            default_deadline=config.server.default_deadline,
+            receive_timeout=config.receive.timeout,
+            largest_message=config.server.largest_message,
+        )
+        server = grpc.aio.server(
+            interceptors=[interceptor],
+            options=channel_options(config.server.largest_message, reuse_port=config.server.reuse_port),
+        )
+        keyglance_pb2_grpc.add_ShortVideoLabelerServicer_to_server(self._parts.servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        listen = self._config.server.listen
+        tls = credentials(self._config.server)
+        try:
+            port = server.add_insecure_port(listen) if tls is None else server.add_secure_port(listen, tls)
+        except RuntimeError:
+            raise StartError(f"cannot listen on {listen}: {_why_not(listen)}") from None
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    async def _watch_engine(self) -> None:
+        was = self._parts.engine.healthy
+        while True:
+            await asyncio.sleep(_HEALTH_INTERVAL)
+            if (now := self._parts.engine.healthy) != was:
+                _log.log(logging.INFO if now else logging.ERROR, "the engine is %s", "healthy again" if now else "lost")
+                await self._set_health(serving=now)
+                was = now
+
+
+def _why_not(listen: str) -> str:
+    """What the operating system says to binding; gRPC itself only says that it failed."""
+    if listen.startswith("unix:"):
+        return "not a usable socket path"
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        return "not HOST:PORT, [IPV6]:PORT or unix:PATH"
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "the address cannot be used"
+
+
+async def serve(config: Config, telemetry: Telemetry, make_parts: MakeParts, *, port_file: Path | None = None) -> bool:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
+
+    Returns whether every call ended within the grace. Raises `StartError` or what the parts raise where it cannot start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            _log.warning("second signal, ending at once")
+            logging.shutdown()
+            os._exit(128 + number)  # workers end with their parent
+        stop.set()
+
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        server = Server(config, telemetry, make_parts(config, telemetry))
+        try:
+            starting = asyncio.ensure_future(server.start(lambda address: _write_port_file(port_file, address)))
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                _log.info("stopped before warm-up was over")
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                return True
+            if (error := starting.exception()) is not None:
+                stopping.cancel()
+                raise error
+            await stopping
+            return await server.drain()
+        finally:
+            await server.close()
+            _remove_port_file(port_file)
+            await _end_telemetry(telemetry)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _write_port_file(path: Path | None, address: str) -> None:
+    if path is None:
+        return
+    try:
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch.write_text(address + "\n", encoding="utf-8")
+        scratch.replace(path)  # whoever waits for the file finds it whole
+    except OSError as error:
+        raise StartError(f"cannot write the port file {path}: {error.strerror or error}") from None
+
+
+def _remove_port_file(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+async def _end_telemetry(telemetry: Telemetry) -> None:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(telemetry.shutdown), _TELEMETRY_END)
+    except TimeoutError:
+        _log.warning("telemetry was not sent within %g s", _TELEMETRY_END)
