@@ -283,8 +283,9 @@ class ModelRepository:
         return InstalledModel(manifest=entry.manifest, path=path)
 
     def load_all(self, names: Sequence[str] = ()) -> tuple[InstalledModel, ...]:
-        """The named models, or all that are on by default. Those that are neither required nor named may be missing."""
+        """The named models; without names all that are installed, where those that are required must be."""
         if names:
-            return tuple(self.load(name) for name in names)
-        wanted = [entry.manifest for entry in self.entries.values() if entry.manifest.default_on]
-        return tuple(self.load(manifest.name) for manifest in wanted if manifest.required or self.is_installed(manifest.name))
+            return tuple(self.load(name) for name in dict.fromkeys(names))
+        return tuple(
+            self.load(name) for name, entry in self.entries.items() if entry.manifest.required or self.is_installed(name)
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from models.convert.fusion import FusedGraph
 from models.convert.graph import name_dimensions, serialise
 
 
@@ -14,4 +15,8 @@ def convert_ppocr_text(published: bytes) -> bytes:
         model.graph,
         {"x": ("batch", 3, "height", "width"), "sigmoid_0.tmp_0": ("batch", 1, "height", "width")},
     )
+    fused = FusedGraph(model)
+    fused.join_hard_swish()
+    fused.fold_affine()
+    fused.write()
     return serialise(model)
