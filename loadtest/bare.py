@@ -1,0 +1,136 @@
+"""The other ways to label the same pictures of a clip, without a server: what `loadtest.cpu` compares a call with.
+
+All of them use the default models in plain ONNX Runtime sessions, swscale or OpenCV for scaling, and one process.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from models.manifest import Manifest
+from models.preprocess import Rendered, layout, normalise
+from models.repository import ModelRepository
+from models.spec import Placement
+
+#: A decoded picture, scaled on demand: width and height in pixels to uint8 RGB.
+Scale = Callable[[int, int], NDArray[np.uint8]]
+Tensor = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A decoded picture and its size."""
+
+    width: int
+    height: int
+    scale: Scale
+
+
+class BareModels:
+    """The default models of a server with these models installed, each in one session that uses every core."""
+
+    def __init__(self) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+        options.log_severity_level = 3
+        installed = ModelRepository().load_all()
+        self.manifests = [model.manifest for model in installed]
+        providers = ["CPUExecutionProvider"]
+        self._sessions = [ort.InferenceSession(str(model.path), options, providers=providers) for model in installed]
+
+    def prepare(self, shots: Sequence[Shot]) -> list[list[Tensor]]:
+        """One list of tensors for each model, in the order of `shots`."""
+        return [[_tensor(shot, manifest) for shot in shots] for manifest in self.manifests]
+
+    def infer(self, tensors: Sequence[Sequence[Tensor]], *, batched: bool) -> None:
+        """Runs every model over its tensors, in its largest batches or one by one."""
+        for session, manifest, own in zip(self._sessions, self.manifests, tensors, strict=True):
+            step = manifest.largest_batch if batched else 1
+            for start in range(0, len(own), step):
+                session.run(list(manifest.outputs), {manifest.inputs.name: np.stack(own[start : start + step])})
+
+
+def _tensor(shot: Shot, manifest: Manifest) -> Tensor:
+    geometry = manifest.inputs.geometry
+    placed = layout(geometry, shot.width, shot.height)
+    picture = shot.scale(placed.width, placed.height)
+    canvas = np.empty((placed.canvas_height, placed.canvas_width, 3), np.float32)
+    canvas[:] = geometry.pad
+    left, top = max(placed.left, 0), max(placed.top, 0)
+    cut = picture[max(-placed.top, 0) :, max(-placed.left, 0) :][: placed.canvas_height - top, : placed.canvas_width - left]
+    canvas[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
+    return normalise(Rendered(canvas, Placement(0, 0, 0, 0)), manifest.inputs.normalisation)
+
+
+def _shot(frame: av.VideoFrame) -> Shot:
+    def scale(width: int, height: int) -> NDArray[np.uint8]:
+        scaled = frame.reformat(width=width, height=height, format="rgb24", interpolation="BILINEAR")
+        return np.asarray(scaled.to_ndarray())
+
+    return Shot(frame.width, frame.height, scale)
+
+
+def decode_keyframes(data: bytes, wanted: frozenset[int], *, threads: int = 1) -> list[Shot]:
+    """Sends the packets numbered `wanted` (in decoding order), and no other, to one decoder."""
+    with av.open(io.BytesIO(data), "r") as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = threads
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        frames = [frame for number in sorted(wanted) for frame in stream.decode(packets[number])]
+        return [_shot(frame) for frame in (*frames, *stream.codec_context.decode(None))]
+
+
+def decode_everything(data: bytes, times: Sequence[float]) -> Iterator[Shot]:
+    """Decodes the whole clip frame by frame and gives the pictures at `times` (seconds, ascending)."""
+    waiting = iter(times)
+    time = next(waiting)
+    with av.open(io.BytesIO(data), "r") as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        for frame in container.decode(stream):
+            if time is not None and frame.time is not None and frame.time >= time - 1e-3:
+                yield _shot(frame)
+                time = next(waiting, float("inf"))
+
+
+def seek_with_pyav(data: bytes, times: Sequence[float]) -> Iterator[Shot]:
+    """Seeks to each of `times` and decodes up to it."""
+    with av.open(io.BytesIO(data), "r") as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        for time in times:
+            assert stream.time_base is not None
+            container.seek(round((time + 1e-3) / stream.time_base), stream=stream, backward=True)
+            yield _shot(next(frame for frame in container.decode(stream) if frame.time is not None and frame.time >= time - 1e-3))
+
+
+def seek_with_opencv(path: Path, times: Sequence[float]) -> Iterator[Shot]:
+    """The usual loop: set the position, read, for each of `times`."""
+    capture = cv2.VideoCapture(str(path))
+    try:
+        for time in times:
+            capture.set(cv2.CAP_PROP_POS_MSEC, time * 1000)
+            read, picture = capture.read()
+            if not read:
+                raise ValueError(f"OpenCV gave no picture at {time} s")
+            yield _bgr_shot(np.asarray(picture, np.uint8))
+    finally:
+        capture.release()
+
+
+def _bgr_shot(picture: NDArray[np.uint8]) -> Shot:
+    def scale(width: int, height: int) -> NDArray[np.uint8]:
+        return np.asarray(cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)[..., ::-1])
+
+    return Shot(picture.shape[1], picture.shape[0], scale)
