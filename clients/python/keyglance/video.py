@@ -73,6 +73,7 @@ class StreamConfig:
     profile: str = ""
     extradata: bytes = b""
     codec_tag: int = 0  # the container's four-character code, little endian, as FFmpeg's AVCodecParameters.codec_tag
+    bits_per_coded_sample: int = 0  # as FFmpeg's AVCodecParameters; palette, screen and raw codecs need it; 0: not known
     sample_aspect: Fraction = Fraction(1)
     colour: Colour = field(default_factory=Colour)
 
