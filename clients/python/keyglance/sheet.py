@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from keyglance import answer as reading
 from keyglance.answer import Answer
-from keyglance.text import clock, count, plain, size
+from keyglance.text import clock, count, plain, share, size
 from keyglance.v1 import keyglance_pb2 as pb
 
 #: What `Image.save` is asked for, by the file name's ending.
@@ -184,8 +183,8 @@ def _region_box(region: pb.Region, bounds: tuple[int, int, int, int]) -> _Box:
     """The region's corners on the sheet, kept within the picture whatever the message says."""
     left, top, width, height = bounds
 
-    def place(share: float, start: int, length: int) -> float:
-        return start + (min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0) * (length - 1)
+    def place(at: float, start: int, length: int) -> float:
+        return start + share(at) * (length - 1)
 
     x0, x1 = place(region.x, left, width), place(region.x + region.width, left, width)
     y0, y1 = place(region.y, top, height), place(region.y + region.height, top, height)
@@ -234,7 +233,7 @@ def _draw_caption(
         bar_left = bar_right - _BAR
         draw.text((x, y + 9), _fit(fonts.small, _drawable(label), bar_left - x - 10), ink, fonts.small, anchor="lm")
         draw.rectangle((bar_left, y + 7, bar_right, y + 11), _RULE)
-        filled = round(_BAR * min(max(score, 0.0), 1.0))
+        filled = round(_BAR * share(score))
         if filled:
             draw.rectangle((bar_left, y + 7, bar_left + filled, y + 11), _ACCENT if strong else _MUTED)
         draw.text((x + width, y + 9), number, ink, fonts.small, anchor="rm")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from keyglance import answer as reading
 from keyglance.answer import Answer, ServerInfo
-from keyglance.text import clock, count, plain, size
+from keyglance.text import clock, count, plain, share, size
 from keyglance.v1 import keyglance_pb2 as pb
 
 _VERDICT_STYLES = {"PASS": "bold green", "REVIEW": "bold yellow", "BLOCK": "bold red"}
@@ -27,7 +27,7 @@ class ScoreBar:
     """A score of 0 to 1 as a bar of fixed width; ASCII where the output's encoding has no blocks."""
 
     def __init__(self, score: float, *, style: str, width: int = 10) -> None:
-        self.score = min(max(score, 0.0), 1.0)
+        self.score = share(score)
         self.style = style
         self.width = width
 

@@ -29,6 +29,11 @@ def clock(seconds: float, *, decimals: int = 0) -> str:
     return f"{sign}{hours}:{minute:02d}:{tail}" if hours else f"{sign}{minutes}:{tail}"
 
 
+def share(value: float) -> float:
+    """The value kept within 0 to 1, 0 where it is no number: what is drawn must not depend on a server that keeps ranges."""
+    return 0.0 if math.isnan(value) else min(max(value, 0.0), 1.0)
+
+
 def size(count: int) -> str:
     """Bytes with a binary unit."""
     value, unit = float(count), "B"
