@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -68,6 +78,16 @@ class ServerSection(_Section):
     tls_client_ca: OptionalPath = Field(
         default=None, description="PEM file with the authorities of client certificates, which are then demanded."
     )
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        # gRPC itself takes nearly everything: a name alone means port 443, port 99999 means 34463.
+        host, _, port = listen.rpartition(":")
+        is_path = listen.startswith("unix:") and len(listen) > len("unix:")
+        if not is_path and not (host and port.isascii() and port.isdecimal() and int(port) <= 65535):
+            raise ValueError("not HOST:PORT, [IPV6]:PORT or unix:PATH")
+        return listen
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -177,7 +197,7 @@ class ModelsSection(_Section):
     folder: OptionalPath = Field(
         default=None, description="Folder of installed models; empty: where `python -m models.install` puts them."
     )
-    enabled: tuple[str, ...] = Field(default=(), description="Names of the models to load; empty: all installed ones.")
+    enabled: tuple[str, ...] = Field(default=(), description="Names of the models to load; empty: those on by default.")
     policy: OptionalPath = Field(default=None, description="TOML file with the verdict's rules; empty: the built-in policy.")
 
 

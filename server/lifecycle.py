@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ SERVICE: str = keyglance_pb2.DESCRIPTOR.services_by_name["ShortVideoLabeler"].fu
 _HEALTH_INTERVAL = 1.0  # seconds between two looks at the engine
 _AFTER_CUT = 5.0  # seconds for calls to end once they were cut short
 _LAST_BYTES = 1.0  # seconds for the last answers to be sent
-_TELEMETRY_END = 12.0  # seconds, a little more than an OTLP exporter's own timeout
+_TELEMETRY_END = 3.0  # seconds for the last traces and metrics to be sent
 
 _log = logging.getLogger(__name__)
 
@@ -222,8 +223,6 @@ def _why_not(listen: str) -> str:
     if listen.startswith("unix:"):
         return "not a usable socket path"
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        return "not HOST:PORT, [IPV6]:PORT or unix:PATH"
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -297,7 +296,17 @@ def _remove_port_file(path: Path | None) -> None:
 
 
 async def _end_telemetry(telemetry: Telemetry) -> None:
+    # Not in the loop's executor, for which `asyncio.run` would wait: an exporter tries an unreachable collector for long.
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        telemetry.shutdown()
+        with contextlib.suppress(RuntimeError):  # the loop is gone, nobody waits any more
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=end, name="end telemetry", daemon=True).start()
     try:
-        await asyncio.wait_for(asyncio.to_thread(telemetry.shutdown), _TELEMETRY_END)
+        await asyncio.wait_for(ended.wait(), _TELEMETRY_END)
     except TimeoutError:
-        _log.warning("telemetry was not sent within %g s", _TELEMETRY_END)
+        _log.warning("traces and metrics that waited could not be sent within %g s", _TELEMETRY_END)

@@ -4,8 +4,9 @@ gRPC tells no message's size before it has read all of it, so a call first reser
 then gives back what it did not need. Until then HTTP/2's flow control keeps the bytes at the sender: an unread stream holds one
 window (64 KiB), as long as the probing of the bandwidth-delay product, which makes windows grow, is off.
 
-The budget counts messages, not memory: while a message is parsed it is there up to three times (gRPC's buffer, its bytes, the parsed
-copy). Parsing happens on one thread, so that is the budget and about three of the largest messages, however many callers there are.
+The budget counts messages, not memory: while a message is parsed it is there up to three times (gRPC's buffer, its bytes, the
+parsed copy). Parsing happens on one thread, so memory is the budget and about three of the largest messages, however many
+callers there are.
 """
 
 from __future__ import annotations
