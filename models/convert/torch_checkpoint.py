@@ -49,6 +49,8 @@ class _Tensor:
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
 
     def array(self) -> NDArray[Any]:
+        if self.storage.elements.size != self.storage.size:
+            raise ValueError(f"a storage of {self.storage.size} elements is missing")
         elements = self.storage.elements[self.offset :]
         strides = tuple(stride * elements.itemsize for stride in self.strides)
         return np.lib.stride_tricks.as_strided(elements, self.shape, strides, writeable=False).copy()
