@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """`keyglance-server` with its standard output and error in files below `directory` (`server.out`, `server.err`).
+    """`keyglance-server` on a free port; its standard output and error go to `server.out` and `server.err` in `directory`.
 
     A context manager: entering starts it and waits until health says SERVING, leaving ends it with SIGTERM. `arguments` are
     added to its command line, `environment` to this process's environment; the models are those that `make` installed in the
@@ -40,10 +39,12 @@ class ServerProcess:
         start_timeout: float = 120,
         stop_timeout: float = 30,
     ) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = "(not bound yet)"
         self.output = directory / "server.out"
         self.errors = directory / "server.err"
-        self._command = [str(Path(sys.executable).with_name("keyglance-server")), "--listen", self.address, *arguments]
+        self._port_file = directory / "server.port"
+        program = str(Path(sys.executable).with_name("keyglance-server"))
+        self._command = [program, "--listen", "127.0.0.1:0", "--port-file", str(self._port_file), *arguments]
         self._environment = {**_checkout_models(), **os.environ, **(environment or {})}
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
@@ -104,35 +105,29 @@ class ServerProcess:
         return self._process
 
     def _await_serving(self) -> None:
-        process = self._running()
         end = time.monotonic() + self._start_timeout
-        with grpc.insecure_channel(self.address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
+        while not self._port_file.exists():
+            self._pause(end)
+        self.address = self._port_file.read_text().strip()
+        with grpc.insecure_channel(self.address) as channel:
             check = channel.unary_unary(
                 "/grpc.health.v1.Health/Check",
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
                 response_deserializer=health_pb2.HealthCheckResponse.FromString,
             )
-            while time.monotonic() < end:
-                if process.poll() is not None:
-                    raise ServerFailed(f"the server ended at its start with exit code {process.returncode}\n{self.log()}")
-                try:
-                    answer = check(health_pb2.HealthCheckRequest(), timeout=1)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-                except grpc.RpcError:
-                    pass  # not listening yet
-                time.sleep(0.05)
-        raise ServerFailed(f"the server was not ready within {self._start_timeout:g} s\n{self.log()}")
+            while check(health_pb2.HealthCheckRequest(), timeout=10).status != health_pb2.HealthCheckResponse.SERVING:
+                self._pause(end)
+
+    def _pause(self, end: float) -> None:
+        """Waits a moment. Raises `ServerFailed` where the server is gone or `end` has come."""
+        process = self._running()
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended at its start with exit code {process.returncode}\n{self.log()}")
+        if time.monotonic() > end:
+            raise ServerFailed(f"the server was not ready within {self._start_timeout:g} s\n{self.log()}")
+        time.sleep(0.05)
 
 
 def _checkout_models() -> dict[str, str]:
     folder = Path(__file__).parent.parent / ".cache" / "models"
     return {"KEYGLANCE_MODELS__FOLDER": str(folder)} if folder.is_dir() else {}
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

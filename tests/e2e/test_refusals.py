@@ -1,5 +1,6 @@
 """What cannot be answered gets one clear line, an error of its own, and an exit code."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from keyglance import Client
 from keyglance.answer import reason
 from keyglance.errors import BadPolicy, CorruptVideo, EmptySource, NotAVideo, NoVideoStream, RequestError, UnknownModel
 from loadtest import clips
-from loadtest.server_process import ServerProcess, free_port
+from loadtest.server_process import ServerProcess
 
 pytestmark = pytest.mark.models
 
@@ -74,7 +75,9 @@ def test_a_good_file_among_bad_ones_is_answered(server: ServerProcess, files: di
 
 
 def test_an_unreachable_server_has_an_exit_code_of_its_own(files: dict[str, Path]) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
     done = keyglance("label", str(files["good.mp4"]), "--server", address, "--timeout", "3")
     assert done.returncode == 3
     assert address in done.stderr.strip().splitlines()[0]
