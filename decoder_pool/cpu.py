@@ -11,7 +11,7 @@ import base64
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -127,7 +127,7 @@ class CpuDecoder:
         self._configured = config
         return True
 
-    async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncIterator[Decoded]:
+    async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
         """As `Decoder.decode`."""
         if (config := self._configured) is None:
             raise RuntimeError(f"{self!r} is not configured")

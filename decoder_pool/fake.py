@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -158,7 +158,7 @@ class FakeDecoder:
         finally:
             self._busy = False
 
-    async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncIterator[Decoded]:
+    async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
         """As `Decoder.decode`."""
         self._enter()
         self._busy = False

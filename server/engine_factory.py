@@ -6,7 +6,7 @@ import os
 
 from opentelemetry.trace import Tracer
 
-from decoder_pool.cpu import CpuDecoderFactory
+from decoder_pool.cpu import CpuFactory, CpuLimits
 from decoder_pool.key import DecoderKey
 from decoder_pool.pool import DecoderPool
 from models.backends.onnx import OnnxBackend
@@ -43,12 +43,8 @@ def _pool(config: Config) -> DecoderPool:
     for entry in decoders.warm:
         key = DecoderKey(entry.codec, entry.bit_depth, entry.chroma_format, entry.size_class)
         warm[key] = warm.get(key, 0) + entry.count
-    factory = CpuDecoderFactory(
-        threads=decoders.threads,
-        memory_limit=decoders.memory_limit,
-        seconds=decoders.seconds,
-        most_pixels=config.limits.pixels,
-    )
+    limits = CpuLimits(pixels=config.limits.pixels, unit_seconds=decoders.seconds, memory=decoders.memory_limit)
+    factory = CpuFactory(limits=limits, threads=decoders.threads)
     return DecoderPool(factory=factory, limit=decoders.most, size_classes=decoders.size_classes, warm=warm)
 
 

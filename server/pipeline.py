@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -120,12 +119,10 @@ class Pipeline:
     async def _index_and_sample(self, source: SharedBytes, call: LabelCall, steps: Steps) -> Sampled:
         """Index and plan, and the wanted packets out of the container; the container's worker is free again afterwards."""
         with steps.step("index") as step:
-            asked = time.monotonic()
             indexed = await self._indexer.open(source, self._source_limits, call.deadline)
             step.set("container", indexed.index.container)
             step.set("codec", indexed.index.config.codec)
             step.set("samples", len(indexed.index.samples))
-            step.waited(max(0.0, indexed.opened - asked))
         async with indexed:
             with steps.step("sample") as step:
                 index = indexed.index
