@@ -21,10 +21,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="keyglance-demo-") as scratch:
         server = ServerProcess(Path(scratch), environment=ENVIRONMENT)
         try:
-            print(
-                f"Starting the server on {server.address}: workers, decoders and models are made before the first call …",
-                flush=True,
-            )
+            print("Starting a server: its workers, decoders and models are made before the first call …", flush=True)
             with server:
                 print(f"\n$ keyglance label {clip} --server {server.address}", flush=True)
                 client = Path(sys.executable).with_name("keyglance")
