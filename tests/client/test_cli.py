@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import json_format
@@ -97,6 +98,12 @@ def test_the_servers_troubles_are_code_4_and_the_worst_counts(keyglance: Callabl
     server.failures = [Overloaded("full")]
     done = keyglance("label", "a.mp4")
     assert (done.exit_code, done.stderr) == (4, "a.mp4: OVERLOADED: full\n")
+    server.before = lambda call: call.set_trailing_metadata((("keyglance-trace-id", "ab" * 16),))
+    server.failures = [grpc.StatusCode.INTERNAL]
+    assert (
+        keyglance("label", "a.mp4").stderr
+        == f"a.mp4: INTERNAL: {server.target} answered INTERNAL: by script (trace {'ab' * 16})\n"
+    )
     server.failures = [NotAVideo("no"), Overloaded("full"), NotAVideo("no")]
     assert keyglance("label", "--jobs", "1", "a.mp4", "b.mp4", "a.mp4", "b.mp4").exit_code == 4
 

@@ -125,6 +125,14 @@ def test_statuses_from_elsewhere(call: Call, server: Any, video: bytes) -> None:
         assert caught.value.facts["status"] == code.name
 
 
+def test_the_trace_of_a_failed_call_is_among_its_facts(call: Call, server: Any, video: bytes) -> None:
+    server.before = lambda call: call.set_trailing_metadata((("keyglance-trace-id", "ab" * 16),))
+    server.failures = [grpc.StatusCode.INTERNAL]
+    with pytest.raises(InternalError) as caught:
+        call(server.target, "label", video)
+    assert caught.value.facts["trace_id"] == "ab" * 16
+
+
 def test_an_unreachable_server_is_named(call: Call, closed_target: str, video: bytes) -> None:
     for method, arguments in (("label", [video]), ("server_info", []), ("health", [])):
         with pytest.raises(ServerUnreachable, match=rf"{closed_target}: .*refused"):

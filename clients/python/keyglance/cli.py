@@ -61,7 +61,10 @@ class Failure:
                 code = Exit.UNREACHABLE
             else:
                 code = Exit.REFUSED if isinstance(error, RequestError) else Exit.FAILED
-            return cls(error.reason, plain(error.message), code, error.facts)
+            message, trace_id = error.message, error.facts.get("trace_id", "")
+            if code is Exit.FAILED and trace_id not in message:
+                message += f" (trace {trace_id})"
+            return cls(error.reason, plain(message), code, error.facts)
         words = {FileNotFoundError: "FILE_NOT_FOUND", IsADirectoryError: "IS_A_DIRECTORY", PermissionError: "FILE_NOT_READABLE"}
         return cls(words.get(type(error), "FILE_NOT_READABLE"), plain(error.strerror or str(error)), Exit.REFUSED)
 

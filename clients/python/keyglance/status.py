@@ -29,6 +29,9 @@ from keyglance.errors import (
 
 _Detail = TypeVar("_Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
+#: The trailer in which a server names the call's trace, on errors too.
+TRACE_ID_KEY = "keyglance-trace-id"
+
 #: What a status without Keyglance's details means: it comes from gRPC itself or from something on the way.
 _BY_STATUS: Mapping[grpc.StatusCode, type[KeyglanceError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
@@ -54,7 +57,8 @@ def error_from(failure: grpc.RpcError, *, target: str, timeout: float | None) ->
     """The error that `failure` stands for, with `failure` as its cause.
 
     `target` and `timeout` (seconds) are those of the call, for messages. A reason that this client does not know becomes a
-    plain `RequestError` or `ServiceError`, by its status, with the word in `facts['reason']`.
+    plain `RequestError` or `ServiceError`, by its status, with the word in `facts['reason']`. `facts['trace_id']` is the call's
+    W3C trace id where the server gave it.
     """
     code, text = failure.code(), failure.details() or ""
     details = _details(failure)
@@ -66,8 +70,18 @@ def error_from(failure: grpc.RpcError, *, target: str, timeout: float | None) ->
     retry = _unpacked(details, error_details_pb2.RetryInfo())
     if retry is not None:
         error.retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    trace_id = _trace_id(failure)
+    if trace_id is not None:
+        error.facts.setdefault("trace_id", trace_id)
     error.__cause__ = failure
     return error
+
+
+def _trace_id(failure: grpc.RpcError) -> str | None:
+    for key, value in cast(grpc.Call, failure).trailing_metadata() or ():
+        if key == TRACE_ID_KEY and isinstance(value, str):
+            return value
+    return None
 
 
 def _details(failure: grpc.RpcError) -> status_pb2.Status | None:
