@@ -130,13 +130,11 @@ class ReceiveSection(_Section):
 class IndexSection(_Section):
     """The worker processes that read containers."""
 
-    workers: PositiveInt = Field(default=2, description="Worker processes; one call uses one at a time. 1 or more.")
+    workers: int = Field(default=0, description="Worker processes; a call uses one at a time. 0: the CPU cores, 2 to 4.", ge=0)
     memory_limit: Bytes = Field(
-        default=ByteSize(GIB), description="Address space of one worker in bytes; 256 MiB or more.", ge=256 * MIB
+        default=ByteSize(1536 * MIB), description="Address space of one worker in bytes; 256 MiB or more.", ge=256 * MIB
     )
-    seconds: Seconds = Field(
-        default=10.0, description="Longest time in which one video is indexed, in seconds; then the worker is ended."
-    )
+    seconds: Seconds = Field(default=20.0, description="Longest time for one look into a container; then the worker is ended.")
 
 
 class WarmDecoders(_Section):

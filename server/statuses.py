@@ -12,17 +12,24 @@ from grpc_status import rpc_status
 
 from keyglance.errors import ERROR_DOMAIN, KeyglanceError
 
-# Status and details travel in HTTP/2 trailers, of which many peers take 8 KiB in all (gRPC's soft limit), as base64.
+# Status and details travel in HTTP/2 trailers, of which many peers take 8 KiB in all (gRPC's soft limit). The message travels
+# twice, percent-encoded (3 bytes for one) and within the details, and the details as base64: so these bounds, in bytes of UTF-8.
 _LONGEST_MESSAGE = 1024
 _LONGEST_FACT = 512
-_MOST_FACTS = 16
+_ALL_FACTS = 1536
+_FRAMING = 8  # of one fact in the message
 
 
 def to_status(error: KeyglanceError) -> status_pb2.Status:
     """The error as `google.rpc.Status`, its texts cut to what fits into trailers."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
-    for key, value in list(error.facts.items())[:_MOST_FACTS]:
-        info.metadata[key] = _cut(str(value), _LONGEST_FACT)
+    room = _ALL_FACTS
+    for key, value in error.facts.items():
+        name, fact = _cut(key, _LONGEST_FACT), _cut(value, _LONGEST_FACT)
+        room -= len(name.encode()) + len(fact.encode()) + _FRAMING
+        if room < 0:
+            break
+        info.metadata[name] = fact
     details: list[Message] = [info]
     if error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
@@ -44,5 +51,6 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _cut(text: str, size: int) -> str:
+    data = text.encode(errors="replace")  # file names may hold lone surrogates
+    return data.decode() if len(data) <= size else data[: size - 3].decode(errors="ignore") + "…"

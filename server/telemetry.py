@@ -26,7 +26,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
@@ -77,19 +77,19 @@ class Telemetry:
 
         Raises `TelemetryError` for variables that name an exporter or a protocol that is not installed.
         """
-        resource = Resource.create(
-            {
-                "service.name": os.environ.get("OTEL_SERVICE_NAME", "keyglance"),
-                "service.version": version,
-                "service.instance.id": str(uuid.uuid4()),
-                "host.name": socket.gethostname(),
-            }
-        )
+        exports_traces, exports_metrics = _exports("TRACES"), _exports("METRICS")
+        described = {
+            "service.name": "keyglance",
+            "service.version": version,
+            "service.instance.id": str(uuid.uuid4()),
+            "host.name": socket.gethostname(),
+        }
+        resource = Resource.create(described).merge(OTELResourceDetector().detect())
         processors = list(span_processors)
         readers = list(metric_readers)
-        if _exports("TRACES"):
+        if exports_traces:
             processors.append(BatchSpanProcessor(OTLPSpanExporter()))
-        if _exports("METRICS"):
+        if exports_metrics:
             readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
         if console is not None:
             processors.append(SimpleSpanProcessor(TreeExporter(console)))

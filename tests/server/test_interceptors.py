@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from random import Random
 
 import grpc
 import pytest
@@ -331,3 +332,42 @@ async def test_a_slow_sender_holds_its_place_only_so_long(serve):
         gone.set()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "did not arrive within 0.2 s" in caught.value.details()
+
+
+async def test_calls_that_end_at_any_moment_leave_nothing(serve, observed):
+    random = Random(7)
+
+    async def label(request, context):
+        with current_call().steps.step("infer"):
+            await asyncio.sleep(random.random() * 0.02)
+        return LabelResponse(request_id=request.request_id)
+
+    async def one(rig, number: int) -> str:
+        call = rig.stub.Label(
+            LabelRequest(request_id=str(number), data=bytes(random.randrange(1 << 20))), timeout=random.choice([0.005, 0.05, 20])
+        )
+        if number % 5 == 0:
+            await asyncio.sleep(random.random() * 0.05)
+            call.cancel()
+        try:
+            assert (await call).request_id == str(number)
+            return "OK"
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        except asyncio.CancelledError:
+            return "CANCELLED"
+
+    async with serve(label, budget=8 << 20, queue_limit=20) as rig:
+        results: set[str] = set()
+        for _ in range(5):
+            results.update(await asyncio.gather(*(one(rig, number) for number in range(60))))
+        await eventually(lambda: rig.admission.in_flight == rig.budget.reserved == rig.budget.waiting == 0)
+        assert await one(rig, 1) in ("OK", "DEADLINE_EXCEEDED")
+    assert results >= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+    assert {
+        span.attributes["rpc.response.status_code"] for span in observed.spans.get_finished_spans() if span.name == METHOD
+    } <= {
+        *results,
+        "CANCELLED",
+        "RESOURCE_EXHAUSTED",
+    }

@@ -1,0 +1,32 @@
+"""Puts the parts of a server together as the configuration says. The only place that knows all of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from decoder_pool.containers import Indexer
+from models.policy import DEFAULT_POLICY, Policy
+from server.config import Config
+from server.engine_factory import local_engine
+from server.lifecycle import Parts
+from server.pipeline import Pipeline
+from server.servicer import Labeler, limits_of
+from server.telemetry import Telemetry
+
+
+def assemble(config: Config, telemetry: Telemetry) -> Parts:
+    """The parts, not started. Raises `RepositoryError` or `PolicyError` for models or a policy that cannot be used."""
+    engine = local_engine(config, telemetry.tracer)
+    policy = Policy.load(config.models.policy or DEFAULT_POLICY)
+    if config.models.policy is not None:  # the built-in one may speak of models that are not loaded here; it then never passes
+        policy.check(engine.info().models)
+    indexer = Indexer(
+        size=config.index.workers or None,
+        memory_limit=config.index.memory_limit,
+        longest_call=config.index.seconds,
+    )
+    source_limits, sampling_limits = limits_of(config)
+    pipeline = Pipeline(
+        engine=engine, indexer=indexer, policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
+    )
+    return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
