@@ -137,18 +137,14 @@ def is_current(repository: ModelRepository, name: str) -> bool:
     return True
 
 
-def select(repository: ModelRepository, only: Sequence[str], *, optional: bool) -> list[ModelEntry]:
-    """The models to install: those named, else those on by default, with `optional` also those off by default.
+def select(repository: ModelRepository, only: Sequence[str]) -> list[ModelEntry]:
+    """The models to install: those named, else all except those under a licence that asks for consent.
 
-    A model under a copyleft licence is taken only when it is named. Raises `RepositoryError` for an unknown name.
+    Raises `RepositoryError` for an unknown name.
     """
     if only:
         return [repository.entry(name) for name in dict.fromkeys(only)]
-    return [
-        entry
-        for entry in repository.entries.values()
-        if entry.manifest.default_on or (optional and not asks_for_consent(entry.manifest.licence))
-    ]
+    return [entry for entry in repository.entries.values() if not asks_for_consent(entry.manifest.licence)]
 
 
 def asks_for_consent(licence: str) -> bool:
@@ -172,8 +168,13 @@ def _list(repository: ModelRepository, console: Console) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", "names", multiple=True, metavar="NAME", help="Install this model only; may be given several times.")
-@click.option("--optional", is_flag=True, help="Install also models that are off by default (not those under a GNU licence).")
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Install this model only; may be given several times. Models under a GNU licence are installed only so.",
+)
 @click.option("--list", "listing", is_flag=True, help="Show the models and which are installed; install nothing.")
 @click.option("--force", is_flag=True, help="Fetch again what is installed.")
 @click.option(
@@ -181,7 +182,7 @@ def _list(repository: ModelRepository, console: Console) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the weights go [default: $KEYGLANCE_MODELS__FOLDER, else keyglance/models in the user's cache].",
 )
-def main(names: tuple[str, ...], optional: bool, listing: bool, force: bool, folder: Path | None) -> None:
+def main(names: tuple[str, ...], listing: bool, force: bool, folder: Path | None) -> None:
     """Install the models' weights: fetch wheels, check digests, convert, put in place."""
     console, errors = Console(), Console(stderr=True)
     try:
@@ -189,7 +190,7 @@ def main(names: tuple[str, ...], optional: bool, listing: bool, force: bool, fol
         if listing:
             _list(repository, console)
             return
-        chosen = select(repository, names, optional=optional)
+        chosen = select(repository, names)
     except RepositoryError as error:
         errors.print(f"error: {error}", soft_wrap=True, highlight=False, markup=False)
         sys.exit(EXIT_FAILED)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -283,9 +283,13 @@ class ModelRepository:
         return InstalledModel(manifest=entry.manifest, path=path)
 
     def load_all(self, names: Sequence[str] = ()) -> tuple[InstalledModel, ...]:
-        """The named models; without names all that are installed, where those that are required must be."""
+        """The named models, on by default since somebody named them; without names all that are installed.
+
+        Raises `NotInstalledError` for a named or required model that is not there, and `DigestError`.
+        """
         if names:
-            return tuple(self.load(name) for name in dict.fromkeys(names))
+            named = (self.load(name) for name in dict.fromkeys(names))
+            return tuple(replace(model, manifest=replace(model.manifest, default_on=True)) for model in named)
         return tuple(
             self.load(name) for name, entry in self.entries.items() if entry.manifest.required or self.is_installed(name)
         )

@@ -56,13 +56,15 @@ def source(wheelhouse: Path, **changes: str) -> WheelSource:
     return WheelSource(**values)
 
 
-def write_model(zoo: Path, wheel: WheelSource, *, name: str = "tiny", digest: str = sha256(WEIGHTS), head: str = "") -> None:
+def write_model(
+    zoo: Path, wheel: WheelSource, *, name: str = "tiny", digest: str = sha256(WEIGHTS), head: str = "", licence: str = "MIT"
+) -> None:
     (zoo / name).mkdir(parents=True)
     (zoo / name / "model.toml").write_text(
         f"""
 name = "{name}"
 version = "1.0"
-licence = "MIT"
+licence = "{licence}"
 source = "a test"
 head = "classification"
 outputs = ["y"]
@@ -211,12 +213,21 @@ def test_one_failure_does_not_keep_the_others(
     assert (tmp_path / "models" / "tiny" / "tiny.onnx").is_file()
 
 
-def test_models_that_are_off_are_taken_only_when_asked_for(zoo: Path, wheelhouse: Path, tmp_path: Path) -> None:
+def test_models_under_a_copyleft_licence_are_taken_only_by_name(zoo: Path, wheelhouse: Path, tmp_path: Path) -> None:
     write_model(zoo, source(wheelhouse), name="off", head="default_on = false")
+    write_model(zoo, source(wheelhouse), name="copyleft", licence="AGPL-3.0-only")
     repository = ModelRepository(tmp_path / "models", [zoo])
-    assert [entry.manifest.name for entry in select(repository, (), optional=False)] == ["tiny"]
-    assert {entry.manifest.name for entry in select(repository, (), optional=True)} == {"tiny", "off"}
-    assert [entry.manifest.name for entry in select(repository, ("off",), optional=False)] == ["off"]
+    assert [entry.manifest.name for entry in select(repository, ())] == ["off", "tiny"]
+    assert [entry.manifest.name for entry in select(repository, ("copyleft", "copyleft"))] == ["copyleft"]
+
+
+def test_the_licences_duties_are_said(offline: Path, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(zoo, source(offline), name="copyleft", licence="AGPL-3.0-only")
+    use_zoo(monkeypatch, zoo)
+    done = CliRunner().invoke(main, ["--folder", str(tmp_path / "models"), "--only", "copyleft"])
+    assert done.exit_code == 0, done.output
+    assert "note: copyleft is under AGPL-3.0-only" in done.output
+    assert "1 of 1 models installed" in done.output
 
 
 @pytest.mark.parametrize(("licence", "asks"), [("MIT", False), ("Apache-2.0 AND BSD-2-Clause", False), ("AGPL-3.0-only", True)])

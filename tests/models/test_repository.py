@@ -95,6 +95,14 @@ def test_weights_beside_their_manifest(tmp_path: Path) -> None:
     assert [installed.manifest.name for installed in repository.load_all()] == ["mine"]
 
 
+def test_a_model_that_is_off_is_on_where_it_was_named(tmp_path: Path) -> None:
+    folder = model(tmp_path, GOOD.replace('version = "2"', 'version = "2"\ndefault_on = false'))
+    (folder / "mine.onnx").write_bytes(b"weights")
+    repository = ModelRepository(tmp_path / "models", [tmp_path])
+    assert [installed.manifest.default_on for installed in repository.load_all()] == [False]
+    assert [installed.manifest.default_on for installed in repository.load_all(["mine"])] == [True]
+
+
 def test_changed_weights_are_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "zoo")
     (folder / "mine.onnx").write_bytes(b"other weights")
