@@ -193,6 +193,7 @@ class CpuDecoder:
             "codec": config.codec,
             "width": config.width,
             "height": config.height,
+            "bit_depth": config.bit_depth,
             "extradata": base64.b64encode(config.extradata).decode(),
             "codec_tag": config.codec_tag,
             "bits_per_coded_sample": config.bits_per_coded_sample,
