@@ -7,27 +7,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from keyglance.errors import KeyglanceError, ModelFailed, UnknownModel, WorkerLost
-from models.backend import Backend, Outputs
+from models.backend import Backend
 from models.batcher import Batcher, BatcherSnapshot, ExpectedFrames
+from models.fusion import parents_of
+from models.heads import Head
 from models.manifest import Manifest
 from models.preprocess import Rendered, normalise
 from models.result import FrameResult
 from models.run_slots import RunSlots
-from models.spec import Geometry, Placement
+from models.spec import Geometry
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Head(Protocol):
-    """What makes scores and regions of a model's outputs."""
-
-    def read(self, outputs: Outputs, placement: Placement) -> FrameResult:
-        """Reads the outputs for one frame, without batch axis; `placement` says where the picture lies in the canvas."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +44,17 @@ class EnsembleResult:
 
 
 class Ensemble:
-    """Models that share run slots. `work_threads` threads normalise tensors and read outputs beside the inference."""
+    """Models that share run slots. `work_threads` threads normalise tensors and read outputs beside the inference.
+
+    Raises `ValueError` for two models of one name, and for manifests whose labels contradict one another.
+    """
 
     def __init__(self, models: Sequence[LoadedModel], slots: RunSlots, *, work_threads: int = 1) -> None:
         self._models = {model.manifest.name: model for model in models}
         if len(self._models) != len(models):
             names = [model.manifest.name for model in models]
             raise ValueError(f"two models of one name: {', '.join(sorted({name for name in names if names.count(name) > 1}))}")
+        parents_of(self.manifests)
         self.slots = slots
         self._closed = False
         self._work = ThreadPoolExecutor(work_threads, thread_name_prefix="tensors")

@@ -12,7 +12,7 @@ from keyglance.errors import DeadlineExceeded, ModelFailed, UnknownModel, Worker
 from models.backends.fake import FakeBackend, FakeHead, fake_manifest
 from models.batcher import Batcher
 from models.ensemble import Ensemble, LoadedModel
-from models.manifest import Manifest
+from models.manifest import LabelSpec, Manifest
 from models.preprocess import Rendered
 from models.run_slots import RunSlots
 from models.spec import ColourOrder, Geometry, InputSpec, Layout, Normalisation, Placement
@@ -75,6 +75,10 @@ class TestNames:
     def test_two_models_of_one_name_are_refused(self):
         with pytest.raises(ValueError, match="two models of one name: a"):
             ensemble(fake_manifest("a"), fake_manifest("b"), fake_manifest("a"))
+
+    def test_manifests_whose_labels_contradict_one_another_are_refused(self):
+        with pytest.raises(ValueError, match="label 'x' has parent"):
+            ensemble(fake_manifest("a", [LabelSpec("x", "p")]), fake_manifest("b", [LabelSpec("x", "q")]))
 
 
 async def test_every_model_gets_the_picture_in_its_own_numbers():
