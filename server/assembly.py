@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib.metadata import version
 
 from decoder_pool.containers import Indexer
 from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
 from server.engine_factory import local_engine
-from server.lifecycle import Parts
+from server.lifecycle import Parts, StartError
 from server.pipeline import Pipeline
 from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 
 
 def assemble(config: Config, telemetry: Telemetry) -> Parts:
-    """The parts, not started. Raises `RepositoryError` or `PolicyError` for models or a policy that cannot be used."""
+    """The parts, not started. Raises `RepositoryError`, `PolicyError` or `StartError` for what cannot be used."""
     engine = local_engine(config, telemetry.tracer)
+    _check_warm(config, {codec for decoders in engine.info().decoders for codec in decoders.codecs})
     policy = Policy.load(config.models.policy or DEFAULT_POLICY)
     if config.models.policy is not None:  # the built-in one may speak of models that are not loaded here; it then never passes
         policy.check(engine.info().models)
@@ -30,3 +32,12 @@ def assemble(config: Config, telemetry: Telemetry) -> Parts:
         engine=engine, indexer=indexer, policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
     )
     return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
+
+
+def _check_warm(config: Config, codecs: set[str]) -> None:
+    for warm in config.decoders.warm:
+        if warm.codec not in codecs:
+            near = difflib.get_close_matches(warm.codec, sorted(codecs), n=1)
+            raise StartError(
+                f"decoders.warm: no decoder for codec {warm.codec!r}" + (f", did you mean {near[0]!r}?" if near else "")
+            )

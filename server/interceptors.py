@@ -169,7 +169,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         try:
             async with timeout, AsyncExitStack() as held:
                 call.timeout = timeout
-                await held.enter_async_context(self._admission.admit(call))
                 request = await self._receive(handler, context, call, held)
                 assert handler.unary_unary is not None
                 response = await handler.unary_unary(request, context)
@@ -189,9 +188,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call: Call,
         held: AsyncExitStack,
     ) -> Any:
-        """The request, parsed; its size stays reserved until `held` is left."""
+        """The request, parsed; the call stays admitted and its size reserved until `held` is left."""
         with call.steps.step("receive") as step:
             asked = time.monotonic()
+            await held.enter_async_context(self._admission.admit(call))
             reservation = await held.enter_async_context(self._budget.reserve(self._reservation))
             step.waited(time.monotonic() - asked)
             try:

@@ -44,6 +44,10 @@ SCOPE = "keyglance"
 DURATION_BOUNDARIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+# Seconds; what every queue takes when nothing is in it is no wait.
+_LEAST_WAIT = 1e-4
+
+
 class TelemetryError(Exception):
     """OpenTelemetry's environment variables ask for something that is not there."""
 
@@ -248,7 +252,7 @@ def _attribute(key: str) -> str:
 
 
 def _note_timing(span: Span, timing: StepTiming) -> None:
-    if timing.wait:
+    if timing.wait >= _LEAST_WAIT:
         span.set_attribute("keyglance.wait", round(timing.wait, 6))
     if timing.created:
         span.set_attribute("keyglance.created", timing.created)
@@ -337,7 +341,7 @@ class TreeExporter(SpanExporter):
     def _line(self, span: ReadableSpan, root: ReadableSpan) -> str:
         start, end = span.start_time or 0, span.end_time or 0
         facts = [
-            f"{key.removeprefix('keyglance.')}={_short(value)}"
+            _fact(key.removeprefix("keyglance.").removeprefix("rpc.response."), value)
             for key, value in (span.attributes or {}).items()
             if not key.startswith(self._HIDDEN)
         ]
@@ -351,6 +355,10 @@ class TreeExporter(SpanExporter):
         at = [] if span is root else [f"+{(start - (root.start_time or 0)) / 1e6:.1f}"]
         kind = {SpanKind.SERVER: ["server"]}.get(span.kind, [])
         return "  ".join([span.name, *kind, f"{(end - start) / 1e6:.1f} ms", *at, *([" ".join(facts)] if facts else []), *failed])
+
+
+def _fact(key: str, value: object) -> str:
+    return f"wait={float(value) * 1e3:.1f} ms" if key == "wait" and isinstance(value, float) else f"{key}={_short(value)}"
 
 
 def _short(value: object) -> str:
