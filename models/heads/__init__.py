@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models.heads.centerface import CenterFaceHead
 from models.heads.classification import ClassificationHead
 from models.heads.text_map import TextMapHead
+from models.heads.yolo import YoloHead
 from models.manifest import Manifest
 from models.result import FrameResult
 from models.spec import Placement
@@ -32,6 +33,7 @@ HEADS: Mapping[str, Callable[[Manifest], Head]] = {
     "classification": ClassificationHead,
     "centerface": CenterFaceHead,
     "text_map": TextMapHead,
+    "yolo": YoloHead,
 }
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.heads.boxes import best_candidates, suppress, to_picture
 from models.heads.outputs import take
 from models.manifest import Manifest
 from models.result import FrameResult, Region
 from models.spec import Placement
 
 _STRIDE = 4
-_MOST_CANDIDATES = 2000
 
 
 class CenterFaceHead:
@@ -39,21 +39,14 @@ class CenterFaceHead:
         if heat.shape[0] != 1 or scale.shape != (2, *heat.shape[1:]) or offset.shape != scale.shape:
             raise ValueError(f"maps of shapes {heat.shape}, {scale.shape}, {offset.shape} do not belong together")
         heatmap = _inside(heat[0], placement)
-        if not heatmap.size:
-            return FrameResult(scores={self._label: 0.0})
-        rows, columns = np.nonzero(heatmap >= self._threshold)
-        if rows.size > _MOST_CANDIDATES:
-            best = np.argpartition(-heatmap[rows, columns], _MOST_CANDIDATES)[:_MOST_CANDIDATES]
-            rows, columns = rows[best], columns[best]
+        rows, columns = np.unravel_index(best_candidates(heatmap.ravel(), self._threshold), heatmap.shape)
         scores = heatmap[rows, columns]
         # A size is at most a canvas' side: e^20 would already be one, and float32 overflows at e^88.
         height, width = np.exp(np.minimum(scale[:, rows, columns], 20.0)) * _STRIDE
         y = (rows + offset[0, rows, columns] + 0.5) * _STRIDE - height / 2
         x = (columns + offset[1, rows, columns] + 0.5) * _STRIDE - width / 2
-        boxes = np.stack([x, y, x + width, y + height], axis=1).astype(np.float64)
-        boxes = (boxes - np.tile([placement.left, placement.top], 2)) / np.tile([placement.width, placement.height], 2)
-        boxes = np.clip(boxes, 0.0, 1.0)
-        kept = _suppress(boxes, scores, self._overlap)
+        boxes = to_picture(np.stack([x, y, x + width, y + height], axis=1), placement)
+        kept = suppress(boxes, scores, self._overlap)
         regions = tuple(
             Region(self._label, min(1.0, float(scores[number])), float(x0), float(y0), float(x1 - x0), float(y1 - y0))
             for number, (x0, y0, x1, y1) in zip(kept, boxes[kept], strict=True)
@@ -68,19 +61,3 @@ def _inside(heatmap: NDArray[np.float32], placement: Placement) -> NDArray[np.fl
     rows = (y >= placement.top) & (y < placement.top + placement.height)
     columns = (x >= placement.left) & (x < placement.left + placement.width)
     return np.where(rows[:, None] & columns, heatmap, np.float32(0))
-
-
-def _suppress(boxes: NDArray[np.float64], scores: NDArray[np.float32], overlap: float) -> NDArray[np.intp]:
-    """Non-maximum suppression: the numbers of the boxes that stay, best first; boxes without area go."""
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    waiting = np.argsort(-scores, kind="stable")
-    waiting = waiting[area[waiting] > 0]
-    kept: list[int] = []
-    while waiting.size:
-        best, rest = waiting[0], waiting[1:]
-        kept.append(int(best))
-        low = np.maximum(boxes[best, :2], boxes[rest, :2])
-        high = np.minimum(boxes[best, 2:], boxes[rest, 2:])
-        common = np.prod(np.maximum(high - low, 0.0), axis=1)
-        waiting = rest[common <= overlap * (area[best] + area[rest] - common)]
-    return np.array(kept, np.intp)

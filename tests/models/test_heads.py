@@ -226,6 +226,54 @@ def test_any_map_gives_texts_inside_the_picture(found: NDArray[np.float32], plac
     assert_sound(text(least_pixels=1, box_threshold=0).read({"map": found}, placement), {"text on screen"})
 
 
+# --- things and their boxes
+
+
+def yolo(*labels: LabelSpec, **options: float) -> Head:
+    return make_head(manifest("yolo", ("y",), labels, options))
+
+
+def detections(*found: tuple[float, float, float, float, tuple[float, ...]]) -> dict[str, NDArray[np.float32]]:
+    """Columns of (centre x, centre y, width, height, scores of the classes)."""
+    return {"y": np.array([(*box, *scores) for *box, scores in found], np.float32).T}
+
+
+def test_a_thing_is_where_its_box_says() -> None:
+    head = yolo(LabelSpec("first", classes=(0,)), LabelSpec("others", classes=(1, 2)))
+    maps = detections((24, 16, 16, 8, (0.9, 0.1, 0.0)), (25, 16, 16, 8, (0.8, 0.0, 0.0)), (44, 8, 8, 8, (0.0, 0.2, 0.7)))
+    result = head.read(maps, Placement(left=8, top=0, width=48, height=32))
+    assert result.scores == pytest.approx({"first": 0.9, "others": 0.7})
+    first, other = result.regions
+    assert (first.label, other.label) == ("first", "others")
+    assert (first.x * 48, first.y * 32, first.width * 48, first.height * 32) == pytest.approx((8, 12, 16, 8))
+    assert (other.x * 48, other.y * 32) == pytest.approx((32, 4))
+
+
+def test_a_thing_in_the_margin_is_none() -> None:
+    head = yolo(LabelSpec("first", classes=(0,)))
+    result = head.read(detections((4, 16, 8, 8, (0.9,))), Placement(left=8, top=0, width=48, height=32))
+    assert result == FrameResult({"first": 0.0})
+
+
+def test_a_class_that_the_detector_lacks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least 12 rows expected"):
+        yolo(LabelSpec("a", classes=(7,))).read(detections((4, 16, 8, 8, (0.9,))), WHOLE)
+    with pytest.raises(ValueError, match="label without classes"):
+        yolo(LabelSpec("a"))
+
+
+@given(
+    arrays(np.float32, (4, 9), elements=finite),
+    arrays(np.float32, (3, 9), elements=st.floats(0, 1, width=32)),
+    st.sampled_from([WHOLE, Placement(8, 0, 16, 16), Placement(-16, -8, 64, 32), Placement(0, 7, 32, 1)]),
+)
+def test_any_detections_give_boxes_inside_the_picture(
+    boxes: NDArray[np.float32], scores: NDArray[np.float32], placement: Placement
+) -> None:
+    head = yolo(LabelSpec("a", classes=(0,)), LabelSpec("b", classes=(1, 2)))
+    assert_sound(head.read({"y": np.concatenate([boxes, scores])}, placement), {"a", "b"})
+
+
 # --- all
 
 
@@ -234,10 +282,11 @@ def good_outputs() -> list[tuple[Head, dict[str, NDArray[Any]]]]:
         (classifier(LabelSpec("a", classes=(0,))), {"y": np.ones(3, np.float32)}),
         (faces(), dict(face_maps((3, 5, 0.9, 16, 8)))),
         (text(), dict(text_map((8, 16, 8, 32)))),
+        (yolo(LabelSpec("a", classes=(0,))), dict(detections((24, 16, 16, 8, (0.9,))))),
     ]
 
 
-@pytest.mark.parametrize(("head", "outputs"), good_outputs(), ids=sorted({"classification", "faces", "text"}))
+@pytest.mark.parametrize(("head", "outputs"), good_outputs(), ids=["classification", "faces", "text", "yolo"])
 @pytest.mark.parametrize("broken", ["nan", "infinite", "missing", "dimensions", "empty"])
 def test_broken_outputs_are_an_error(head: Head, outputs: dict[str, NDArray[Any]], broken: str) -> None:
     head.read(outputs, WHOLE)

@@ -69,7 +69,7 @@ def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
         ('fit = "crop"', 'fit = "letterbox"', "short_side 256 with fit 'letterbox', 0 to 0 allowed"),
         ('fit = "crop"', 'fit = "squeeze"', "fit"),
         ("canvases = [[224, 224]]", "canvases = []", "are not sizes of 1 to 4096 pixels"),
-        ('head = "classification"', 'head = "magic"', "head 'magic' is unknown, known are centerface, classification, text_map"),
+        ('head = "classification"', 'head = "magic"', "head 'magic' is unknown, known are centerface, classification, text_map, yolo"),
         ('head = "classification"', 'head = "classification"\nrequired = true\ndefault_on = false', "cannot be off by default"),
         ('"HASH"', '"abc"', "weights.sha256"),
         ('"mine.onnx"', '"../../etc/passwd"', "weights.file"),
