@@ -180,15 +180,14 @@ class Preprocessor:
             planes = [plane.T for plane in planes]
         # The bands come turned, (output of the second pass, of the first): which of them runs along the canvas' rows?
         upright = target if plan.columns_first != plan.swaps_sides else target.transpose(0, 2, 1)
+        tone_mapped = colours.matrix_known(picture) if colours.is_hdr(picture.colour) else None
         for band in plan.bands:
             luma = resample(planes[0], band.luma, plan.luma)
             chroma = [resample(plane, band.chroma, plan.chroma) for plane in planes[1:]]
-            _mix([luma, *chroma], to_rgb, upright[:, :, band.outputs])
-        tone_mapped = None
-        if colours.is_hdr(picture.colour):
-            tone_mapped = colours.matrix_known(picture)
+            rgb = _mixed([luma, *chroma], to_rgb)
             if tone_mapped:
-                self._tone_map(target, picture.colour)
+                self._tone_map(rgb, picture.colour)
+            upright[:, :, band.outputs] = rgb
         placement = Placement(float(placed.left), float(placed.top), float(placed.width), float(placed.height))
         return Rendered(canvas.transpose(1, 2, 0), placement, tone_mapped)
 
@@ -231,17 +230,19 @@ def _planes(picture: Picture) -> list[npt.NDArray[np.uint8 | np.uint16]]:
     return planes
 
 
-def _mix(planes: list[Float32], map_: colours.ToRgb, target: Float32) -> None:
-    """RGB of 0 to 255, clipped, into `target` (3, *shape of the planes); the matrix' zeros cost nothing."""
-    scratch, channel = np.empty_like(planes[0]), np.empty_like(planes[0])
-    for out, row, offset in zip(target, map_.matrix, map_.offset, strict=True):
+def _mixed(planes: list[Float32], map_: colours.ToRgb) -> Float32:
+    """RGB of 0 to 255, clipped, of shape (3, *shape of the planes); the matrix' zeros cost nothing."""
+    rgb = np.empty((3, *planes[0].shape), np.float32)
+    scratch = np.empty_like(planes[0])
+    for channel, row, offset in zip(rgb, map_.matrix, map_.offset, strict=True):
         terms = [(plane, np.float32(factor)) for plane, factor in zip(planes, row, strict=True) if factor != 0]
         np.multiply(terms[0][0], terms[0][1], out=channel)
         channel += np.float32(offset)
         for plane, factor in terms[1:]:
             np.multiply(plane, factor, out=scratch)
             channel += scratch
-        np.clip(channel, 0, 255, out=out)
+        np.clip(channel, 0, 255, out=channel)
+    return rgb
 
 
 def normalise(rendered: Rendered, normalisation: Normalisation) -> npt.NDArray[np.floating | np.integer]:

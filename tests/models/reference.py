@@ -91,7 +91,7 @@ def weights(kind: Filter, luma: int, size: int, samples: int, factor: int, sitin
 def first_chroma_sample(location: int | None, shift: tuple[int, int]) -> tuple[float, float]:
     """H.273 figure 1; unspecified is left, but 4:1:0 is centred."""
     across, down = 2 ** shift[0] - 1, 2 ** shift[1] - 1
-    if location not in range(6):
+    if location is None or location not in range(6):
         location = 1 if shift == (2, 2) else 0
     return {
         0: (0.0, down / 2),
@@ -277,6 +277,6 @@ def render(picture: Picture, geometry: Geometry) -> Array:
 
 def normalise(canvas: Array, normalisation: Normalisation) -> Array:
     """The model's numbers before conversion to its dtype."""
-    values = canvas[..., ::-1] if normalisation.order is ColourOrder.BGR else canvas
+    values: Array = canvas[..., ::-1] if normalisation.order is ColourOrder.BGR else canvas
     values = (values - np.array(normalisation.mean)) * np.array(normalisation.scale)
     return values.transpose(2, 0, 1) if normalisation.layout is Layout.NCHW else values
