@@ -202,18 +202,18 @@ class ModelsSection(_Section):
 class InferenceSection(_Section):
     """How models run."""
 
-    threads: int = Field(
-        default=0, description="Threads that run batches, all models together; 0: one a model, at most the cores.", ge=0
+    threads: int = Field(default=0, description="Threads that run batches, all models together; 0: the CPU cores.", ge=0)
+    intra_op_threads: PositiveInt = Field(
+        default=1, description="ONNX Runtime's threads within one batch; on a CPU several batches at once are faster. 1 or more."
     )
-    intra_op_threads: int = Field(default=0, description="ONNX Runtime's threads within one batch; 0: the CPU cores.", ge=0)
     largest_batch: PositiveInt = Field(
-        default=16, description="Most pictures in a batch, where the model does not say less; 1 or more."
+        default=4, description="Most pictures in a batch, where the model does not say less; 1 or more."
     )
     largest_wait: float = Field(
-        default=0.005, description="Seconds that an unfilled batch waits for more; 0 or more.", ge=0, allow_inf_nan=False
+        default=0.0, description="Seconds that an unfilled batch waits for more; 0 or more.", ge=0, allow_inf_nan=False
     )
     queue_limit: PositiveInt = Field(
-        default=512, description="Pictures that may wait for one model; one more gets OVERLOADED. 1 or more."
+        default=64, description="Pictures that may be queued for one model; further ones wait in their calls. 1 or more."
     )
 
 

@@ -9,7 +9,7 @@ from opentelemetry.trace import Tracer
 from decoder_pool.cpu import CpuFactory, CpuLimits
 from decoder_pool.key import DecoderKey
 from decoder_pool.pool import DecoderPool
-from models.backends.onnx import OnnxBackend
+from models.backends import create_backend
 from models.batcher import Batcher
 from models.ensemble import Ensemble, LoadedModel
 from models.heads import make_head
@@ -27,7 +27,7 @@ def local_engine(config: Config, tracer: Tracer) -> LocalEngine:
     """The engine for this process, not started. Raises `models.repository.RepositoryError` for models that cannot be used."""
     cores = os.cpu_count() or 1
     installed = ModelRepository(config.models.folder).load_all(config.models.enabled)
-    slots = RunSlots(config.inference.threads or min(cores, len(installed)))
+    slots = RunSlots(config.inference.threads or cores)
     return LocalEngine(
         pool=_pool(config),
         ensemble=Ensemble([_loaded(model, slots, config, tracer) for model in installed], slots, work_threads=cores),
@@ -50,7 +50,7 @@ def _pool(config: Config) -> DecoderPool:
 
 def _loaded(model: InstalledModel, slots: RunSlots, config: Config, tracer: Tracer) -> LoadedModel:
     settings = config.inference
-    backend = OnnxBackend(model.manifest, model.path, threads=settings.intra_op_threads or os.cpu_count() or 1)
+    backend = create_backend(model.manifest, model.path, threads=settings.intra_op_threads)
     batcher = Batcher(
         model.manifest,
         backend,
