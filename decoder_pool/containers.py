@@ -59,6 +59,7 @@ class _Values(BaseModel):
     profile: _Short
     extradata: Annotated[str, Field(max_length=2 << 20)]
     codec_tag: Annotated[int, Field(ge=0, lt=2**32)]
+    bits_per_coded_sample: Annotated[int, Field(ge=0, le=2**31)]
     sample_aspect: Annotated[list[_Positive], Field(min_length=2, max_length=2)]
     colour: tuple[_CodePoint, _CodePoint, _CodePoint, Literal["limited", "full", "unspecified"], _CodePoint | None] = Field(
         strict=False
@@ -94,14 +95,16 @@ class IndexedVideo:
         if outside := [sample for sample in samples if not 0 <= sample < count]:
             raise IndexError(f"sample {outside[0]} of a video of {count} samples")
         keys = self.index.samples.having(SampleFlag.KEY)
-        packets, offset = [], 0
+        placed: dict[int, Packet] = {}  # a sample asked for twice is stored once
+        offset = 0
         for sample in samples:
-            size = int(self.index.samples.size[sample])
-            packets.append(Packet(sample, offset, size, bool(keys[sample])))
-            offset += size
+            if sample not in placed:
+                size = int(self.index.samples.size[sample])
+                placed[sample] = Packet(sample, offset, size, bool(keys[sample]))
+                offset += size
         memory = SharedBytes.allocate(offset, "packets")
         try:
-            arguments = {"ranges": list(_ranges(samples))}
+            arguments = {"ranges": list(_ranges(list(placed)))}
             reply = await self._indexer._call(self._worker, "packets", arguments, (memory.fd,), self._deadline)
             if reply.values != {"written": offset}:
                 self._worker.kill(f"wrote {str(reply.values)[:100]}, {offset} bytes expected")
@@ -109,7 +112,7 @@ class IndexedVideo:
         except BaseException:
             memory.close()
             raise
-        return memory, tuple(packets)
+        return memory, tuple(placed[sample] for sample in samples)
 
     async def close(self) -> None:
         """Gives the worker back. May be called twice."""
@@ -354,6 +357,7 @@ def _index(values: dict[str, Any], arrays: SharedBytes, size_bytes: int, limits:
             profile=said.profile,
             extradata=extradata,
             codec_tag=said.codec_tag,
+            bits_per_coded_sample=said.bits_per_coded_sample,
             sample_aspect=Fraction(*said.sample_aspect),
             colour=Colour(primaries, transfer, matrix, ColourRange(value_range), location),
         ),

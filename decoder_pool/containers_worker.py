@@ -462,6 +462,7 @@ class _Index:
             "profile": config.profile,
             "extradata": base64.b64encode(config.extradata).decode(),
             "codec_tag": config.codec_tag,
+            "bits_per_coded_sample": config.bits_per_coded_sample,
             "sample_aspect": [config.sample_aspect.numerator, config.sample_aspect.denominator],
             "colour": [colour.primaries, colour.transfer, colour.matrix, colour.range.value, colour.chroma_location],
             "degrees": orientation.degrees_clockwise,

@@ -33,6 +33,7 @@ def config_of(stream: Any, dump: str, notes: list[str]) -> StreamConfig:
         profile=context.profile or "",
         extradata=context.extradata or b"",
         codec_tag=_tag(context),
+        bits_per_coded_sample=max(0, context.bits_per_coded_sample),
         sample_aspect=_aspect(stream, notes),
         colour=_colour(context, pixels.name if pixels else "", _section(dump, stream.index)),
     )
