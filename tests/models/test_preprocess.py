@@ -111,7 +111,7 @@ def test_every_pixel_is_near_the_reference(picture: Picture, geometry: Geometry)
 
 @pytest.mark.parametrize(
     ("width", "height"),
-    [(1280, 720), (721, 1279), (7680, 2), (3, 4320), (57789, 1), (1, 1), (2, 2), (16, 8)],
+    [(1280, 720), (721, 1279), (7680, 2), (3, 4320), (20000, 1), (1, 1), (2, 2), (16, 8)],
     ids=lambda n: str(n),
 )
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def planes_of(frame: av.VideoFrame) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def coded(pixels: str, matrix: str = "ITU601", range_: str = "MPEG") -> av.VideoFrame:
-    frame = av.VideoFrame.from_ndarray(photograph(), format="rgb24")
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(photograph()[:192, 100:340]), format="rgb24")
     return frame.reformat(format=pixels, dst_colorspace=matrix, dst_color_range=range_, interpolation=Interpolation.BICUBIC | SWS)
 
 
@@ -214,7 +214,7 @@ def assert_swscale_agrees(frame: av.VideoFrame, picture: Picture, matrix: str = 
     Bilinear only: swscale's bicubic is another one (Keys with a = -0.6; Pillow's is -0.5). The outermost 8 pixels are left out:
     beyond the edge swscale repeats the last sample, Pillow and the reference share its weight among the others.
     """
-    for width, height, most in ((480, 384, 0.6), (240, 192, 0.6), (320, 256, 0.6), (600, 480, 1.0)):
+    for width, height, most in ((240, 192, 0.6), (120, 96, 0.6), (160, 128, 0.6), (300, 240, 1.0)):
         expected = reference.render(picture, Geometry(((height, width),), Fit.STRETCH, Filter.BILINEAR))
         apart = (swscaled(frame, width, height, matrix, range_) - expected)[8:-8, 8:-8]
         assert np.abs(apart).max() < most, (width, height)
@@ -248,8 +248,8 @@ def test_reference_is_swscale_s_conversion(pixels: str, depth: int, matrix: str,
     chroma_format = "400" if pixels == "gray" else pixels[3:6]
     picture = Picture(
         planes=planes_of(frame),
-        width=480,
-        height=384,
+        width=240,
+        height=192,
         bit_depth=depth,
         chroma_format=chroma_format,
         chroma_shift=SHIFTS[chroma_format],
@@ -283,7 +283,7 @@ def test_chroma_siting_is_the_one_of_decoded_streams(
     range_ = "JPEG" if pixels.startswith("yuvj") else "MPEG"
     encode = av.CodecContext.create(encoder, "w")
     assert isinstance(encode, av.VideoCodecContext)
-    encode.width, encode.height, encode.pix_fmt = 480, 384, pixels
+    encode.width, encode.height, encode.pix_fmt = 240, 192, pixels
     encode.time_base, encode.framerate, encode.options = Fraction(1, 25), Fraction(25), options
     frame = coded(pixels, range_=range_)
     frame.pts = 0
@@ -293,7 +293,7 @@ def test_chroma_siting_is_the_one_of_decoded_streams(
     decoded = next(frame for packet in [*packets, None] for frame in decode.decode(packet))
     colour = Colour(matrix=6, range=ColourRange.FULL if range_ == "JPEG" else ColourRange.LIMITED, chroma_location=location)
     picture = Picture(
-        planes=planes_of(decoded), width=480, height=384, chroma_shift=SHIFTS["422" if "422" in pixels else "420"], colour=colour
+        planes=planes_of(decoded), width=240, height=192, chroma_shift=SHIFTS["422" if "422" in pixels else "420"], colour=colour
     )
     assert_swscale_agrees(decoded, picture, range_=range_)
 
