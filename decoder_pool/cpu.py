@@ -28,6 +28,8 @@ from decoder_pool.worker import Worker, WorkerDied, WorkerRefused
 from keyglance.video import Colour, ColourRange, StreamConfig
 
 _SLOTS = 2
+_SLOT_WASTE = 4  # a slot this many times larger than a new stream needs is given back,
+_SLOT_KEPT = 16 << 20  # unless it is only this many bytes
 _CALL_SECONDS = 5.0  # for calls that decode nothing
 _SETTLE_SECONDS = 2.0
 _RANGES = {1: ColourRange.LIMITED, 2: ColourRange.FULL}
@@ -122,8 +124,9 @@ class CpuDecoder:
         await self._call("configure", self._arguments(config), _CALL_SECONDS)
         if config.width and config.height and config.chroma_format in CHROMA_SHIFTS:
             size = PlaneLayout.of(config.width, config.height, config.bit_depth, config.chroma_format).size
-            for number in range(_SLOTS):
-                await self._grow(number, size)
+            for number, held in enumerate(self._slots):
+                if held is None or not size <= held.size <= max(_SLOT_WASTE * size, _SLOT_KEPT):
+                    await self._replace(number, size)
         self._configured = config
         return True
 
@@ -134,8 +137,6 @@ class CpuDecoder:
         await self._drop_ahead()
         self._units += 1
         mine = self._units
-        if not unit.packets:
-            raise ValueError("a unit without packets")
         due = set(unit.wanted)
         budget = _Budget(self._limits.unit_seconds)
         slot = 0
@@ -209,15 +210,13 @@ class CpuDecoder:
             with budget:
                 told = await self._call(method, arguments, budget.left, fds=fds)
             if "grow" in told:
-                await self._grow(arguments["slot"], self._number(told["grow"], 6 * self._limits.pixels + 4096))
+                await self._replace(arguments["slot"], self._number(told["grow"], 6 * self._limits.pixels + 4096))
             elif "more" not in told:
                 return told
             method, arguments, fds = "next", {"slot": arguments["slot"]}, ()
 
-    async def _grow(self, number: int, size: int) -> None:
+    async def _replace(self, number: int, size: int) -> None:
         held = self._slots[number]
-        if held is not None and held.size >= size:
-            return
         slot = SharedBytes.allocate(size, "keyglance-picture")
         try:
             await self._call("slot", {"number": number, "size": size}, _CALL_SECONDS, fds=(slot.fd,))

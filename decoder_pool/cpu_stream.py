@@ -26,6 +26,7 @@ class CodecStream:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
         self._spent: list[VideoFrame] = []
+        self._worked = False
         self.context = self._open()
 
     def restart(self) -> None:
@@ -40,7 +41,8 @@ class CodecStream:
         self._spent.clear()
 
     def spend(self, frame: VideoFrame) -> None:
-        """Takes a frame that is done with: `restart` blackens its memory, so that `hole` finds what is not written anew."""
+        """Takes a frame that is done with: `restart` clears its memory, so that `hole` finds what is not written anew."""
+        self._worked = True
         if self._arguments["codec"] in _LEAVING_HOLES and len(self._spent) < _MOST_SPENT:
             self._spent.append(frame)
 
@@ -65,7 +67,7 @@ class CodecStream:
         """
         if self.context.name == "h264" and "444" in (self.context.pix_fmt or "") and "x264_build" not in self._arguments:
             self._arguments["x264_build"] = 150
-        elif self.context.name == "libvpx-vp9" and "not supported" in detail:
+        elif self.context.name == "libvpx-vp9" and not self._worked and "not supported" in detail:
             self._arguments["bit_depth"] = 0
         else:
             return False

@@ -50,7 +50,7 @@ class UnitDecoder:
         self._stream = stream
         self._packets = packets
         self._source = source
-        self._spare = min(max(spare, 0), len(packets) - 1)
+        self._spare = min(max(spare, 0), max(len(packets) - 1, 0))
         self._missing = dict.fromkeys(wanted, "")  # why, as far as it is known
         self._damaged: set[int] = set()
         self._place = {packet[0]: place for place, packet in enumerate(packets)}
@@ -80,7 +80,7 @@ class UnitDecoder:
         yield from self._leftovers()
 
     def _lengths(self, core: int) -> Iterator[int]:
-        """How many packets to feed before the decoder is drained, try by try: doubled, so that all tries cost a few times the last."""
+        """How many packets to feed before the decoder is drained, try by try, doubling: together little more than the last."""
         total = core + self._spare
         yield core
         step = 1

@@ -5,6 +5,7 @@ Started by `decoder_pool.cpu` as a `Worker`. Everything here works on hostile by
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -150,6 +151,9 @@ class _State:
 
 def main() -> None:
     """Serves until the parent goes away."""
+    libav = logging.getLogger("libav")  # what FFmpeg says is captured with the packet that made it say so
+    libav.addHandler(logging.NullHandler())
+    libav.propagate = False
     av.logging.set_level(av.logging.WARNING)
     av.logging.set_skip_repeated(False)
     state = _State()
