@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,10 @@ def clips_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def server(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A real server in its own process, with the default models; one for the whole run."""
-    environment = {"KEYGLANCE_MODELS__FOLDER": str(models_folder)}
+    """A real server in its own process, with the default models and the text detector; one for the whole run."""
+    if not any((models_folder / "ppocr-text").glob("*.onnx")):
+        pytest.skip(f"ppocr-text is not in {models_folder}; `make test` installs it")
+    enabled = ["open-nsfw", "efficientnet-lite0", "centerface", "ppocr-text"]
+    environment = {"KEYGLANCE_MODELS__FOLDER": str(models_folder), "KEYGLANCE_MODELS__ENABLED": json.dumps(enabled)}
     with ServerProcess(tmp_path_factory.mktemp("server"), environment=environment) as process:
         yield process

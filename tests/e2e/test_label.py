@@ -4,6 +4,7 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -82,18 +83,19 @@ def test_a_clip_that_lies_on_its_side_is_turned(client: Client, faces: Answer) -
 
 
 def test_a_page_of_text_is_text(client: Client) -> None:
-    answer = client.label(clips.encode(clips.hold(clips.text_page(640, 480), 25)))
-    assert scores(answer)["text on screen"] >= 0.5
+    page = clips.encode(clips.hold(clips.text_page(640, 480), 25))
+    answer = client.label(page, models=["open-nsfw", "ppocr-text"], frame_scores=True)
+    assert scores(answer)["text on screen"] >= 0.9
     assert "text on screen" in {label.name for label in passed(answer)}
+    assert len(answer.frames[0].regions) >= 10  # of 14 lines
 
 
 def test_what_hides_behind_one_grey_keyframe_is_seen(client: Client, coffee: clips.Picture) -> None:
-    small = clips.fit(coffee, 320, 216)
-    minute = clips.encode([clips.grey(320, 216), *clips.hold(small, 299)], fps=5, keyframes=(0,))
+    minute = clips.encode([clips.grey(640, 432), *clips.hold(coffee, 299)], fps=5, keyframes=(0,))
     answer = client.label(minute)
     assert answer.video.keyframes == 1
     assert scores(answer)["espresso"] >= 0.9
-    assert answer.coverage.largest_gap <= 10
+    assert answer.coverage.largest_gap <= 10 + 1e-6
     assert [frame.keyframe for frame in answer.frames].count(True) == 1
     assert not answer.degradations
 
@@ -123,9 +125,13 @@ def test_what_hides_behind_one_grey_keyframe_is_seen(client: Client, coffee: cli
 )
 def test_codecs_and_containers(client: Client, coffee: clips.Picture, codec: str, container: str, pixel_format: str) -> None:
     clip = clips.encode(clips.hold(coffee, 10), codec=codec, container=container, pixel_format=pixel_format, keyframes=(0, 5))
-    answer = client.label(clip)
-    assert scores(answer)["espresso"] >= 0.85
+    answer = client.label(clip, thumbnails=True, thumbnail_size=320)
+    assert scores(answer)["espresso"] >= 0.7  # encoders at their fastest take some of it away
     assert answer.coverage.frames >= 1
+    seen = np.asarray(Image.open(io.BytesIO(answer.frames[0].thumbnail)).convert("RGB")).astype(int)
+    difference = seen - clips.fit(coffee, 320, 216)
+    assert np.abs(difference.mean(axis=(0, 1))).max() < 1.5  # matrix and range were the stream's
+    assert np.abs(difference).mean() < 6
 
 
 def test_a_real_clip(client: Client, clips_folder: Path) -> None:
@@ -158,8 +164,9 @@ def test_models_may_be_chosen(client: Client, coffee_clip: bytes) -> None:
 
 def test_callers_at_once_get_the_answers_to_their_own_clips(client: Client, coffee_clip: bytes) -> None:
     page = clips.encode(clips.hold(clips.text_page(640, 480), 25))
+    models = ["efficientnet-lite0", "ppocr-text"]
     with ThreadPoolExecutor(8) as callers:
-        answers = list(callers.map(client.label, [coffee_clip, page] * 6))
+        answers = list(callers.map(lambda clip: client.label(clip, models=models), [coffee_clip, page] * 6))
     for cup, text in zip(answers[::2], answers[1::2], strict=True):
         assert scores(cup)["espresso"] >= 0.9
         assert "espresso" not in {label.name for label in passed(text)}

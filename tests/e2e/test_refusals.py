@@ -39,18 +39,16 @@ def files(tmp_path_factory: pytest.TempPathFactory, coffee_clip: bytes) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "word"),
+    ("name", "error"),
     [
-        ("text.mp4", NotAVideo, ""),
-        ("empty.mp4", EmptySource, "no bytes"),
-        ("sound.mp4", NoVideoStream, ""),
-        ("truncated.mp4", (NotAVideo, CorruptVideo), ""),
+        ("text.mp4", NotAVideo),
+        ("empty.mp4", EmptySource),
+        ("sound.mp4", NoVideoStream),
+        ("truncated.mp4", (NotAVideo, CorruptVideo)),
     ],
 )
-def test_the_client_raises_what_is_wrong(
-    client: Client, files: dict[str, Path], name: str, error: type[RequestError], word: str
-) -> None:
-    with pytest.raises(error, match=word) as caught:
+def test_the_client_raises_what_is_wrong(client: Client, files: dict[str, Path], name: str, error: type[RequestError]) -> None:
+    with pytest.raises(error) as caught:
         client.label(files[name])
     assert caught.value.message
     assert "\n" not in caught.value.message
