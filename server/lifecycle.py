@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from keyglance.errors import Draining
@@ -24,11 +24,14 @@ from keyglance.v1 import keyglance_pb2, keyglance_pb2_grpc
 from server.admission import Admission
 from server.config import Config, ServerSection
 from server.engine import Engine
+from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
 from server.receive_budget import ReceiveBudget
 from server.telemetry import Telemetry
 
 SERVICE: str = keyglance_pb2.DESCRIPTOR.services_by_name["ShortVideoLabeler"].full_name
+
+_HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _HEALTH_INTERVAL = 1.0  # seconds between two looks at the engine
 _AFTER_CUT = 5.0  # seconds for calls to end once they were cut short
@@ -120,7 +123,7 @@ class Server:
         self._telemetry = telemetry
         self._parts = parts
         self._admission = Admission(config.server.concurrent_calls)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer([SERVICE])
         self._grpc: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.address = config.server.listen
@@ -130,7 +133,6 @@ class Server:
 
         Calls that come before warm-up is over wait for it. Raises `StartError`, or what a part raises.
         """
-        await self._set_health(serving=False)
         self._grpc = self._make_grpc()
         self.address = self._bind(self._grpc)
         bound(self.address)
@@ -138,14 +140,14 @@ class Server:
         for part in (self._parts.engine, *self._parts.others):
             await part.start()
         self._admission.open()
-        await self._set_health(serving=self._parts.engine.healthy)
+        await self._health.set(self._parts.engine.healthy)
         self._watch = asyncio.create_task(self._watch_engine(), name="watch engine")
         _log.info("serving on %s", self.address)
 
     async def drain(self) -> bool:
         """Takes no new calls, gives those in flight `server.grace` seconds. Returns whether all of them ended in time."""
         _log.info("draining, %d calls in flight", self._admission.in_flight)
-        await self._health.enter_graceful_shutdown()
+        await self._health.drain()
         self._admission.drain()
         try:
             await asyncio.wait_for(self._admission.idle(), self._config.server.grace)
@@ -190,7 +192,7 @@ class Server:
         )
         keyglance_pb2_grpc.add_ShortVideoLabelerServicer_to_server(self._parts.servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE, _HEALTH_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
 
@@ -203,18 +205,13 @@ class Server:
             raise StartError(f"cannot listen on {listen}: {_why_not(listen)}") from None
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
-    async def _set_health(self, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
-
     async def _watch_engine(self) -> None:
         was = self._parts.engine.healthy
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL)
             if (now := self._parts.engine.healthy) != was:
                 _log.log(logging.INFO if now else logging.ERROR, "the engine is %s", "healthy again" if now else "lost")
-                await self._set_health(serving=now)
+                await self._health.set(now)
                 was = now
 
 

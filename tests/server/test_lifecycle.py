@@ -140,6 +140,26 @@ async def test_health_follows_the_engine(observed):
         watching.cancel()
 
 
+async def test_a_watcher_that_leaves_takes_no_other_with_it(observed):
+    async with world(observed) as it:
+        await it.server.start()
+        it.connect()
+        stub = health_pb2_grpc.HealthStub(it.channel)
+        seen: dict[int, list[int]] = {0: [], 1: []}
+
+        async def watch(number: int) -> None:
+            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
+                seen[number].append(response.status)
+
+        watchers = [asyncio.ensure_future(watch(number)) for number in seen]
+        await eventually(lambda: seen == {0: [SERVING], 1: [SERVING]})
+        watchers[0].cancel()
+        await asyncio.sleep(0.2)
+        await it.server.drain()
+        await eventually(lambda: seen[1] == [SERVING, NOT_SERVING])
+        watchers[1].cancel()
+
+
 async def test_reflection_lists_the_services(observed):
     async with world(observed) as it:
         await it.server.start()

@@ -1,0 +1,54 @@
+"""`keyglance-server` as an operator meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KEYGLANCE_", "OTEL_"))}
+    command = [sys.executable, "-m", "server.main", *arguments]
+    return subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.models
+@pytest.mark.slow
+def test_a_dry_run(models_folder: Path):
+    result = run("--check", KEYGLANCE_MODELS__FOLDER=str(models_folder))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ok: ")
+
+
+def test_models_that_are_not_installed(tmp_path: Path):
+    result = run("--check", KEYGLANCE_MODELS__FOLDER=str(tmp_path / "none"))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: model ")
+    assert "is not installed" in line
+
+
+@pytest.mark.models
+def test_a_warm_decoder_for_a_codec_that_is_not_there(models_folder: Path):
+    result = run(
+        "--check",
+        KEYGLANCE_MODELS__FOLDER=str(models_folder),
+        KEYGLANCE_DECODERS__WARM='[{"codec": "h265", "size_class": 1024}]',
+    )
+    assert (result.returncode, result.stderr) == (1, "error: decoders.warm: no decoder for codec 'h265', did you mean 'h264'?\n")
+
+
+@pytest.mark.models
+def test_a_policy_that_is_not_there(models_folder: Path, tmp_path: Path):
+    result = run(
+        KEYGLANCE_MODELS__FOLDER=str(models_folder),
+        KEYGLANCE_MODELS__POLICY=str(tmp_path / "none.toml"),
+        KEYGLANCE_SERVER__LISTEN="127.0.0.1:0",
+    )
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "none.toml" in line
