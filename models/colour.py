@@ -117,11 +117,13 @@ def to_rgb(picture: Picture) -> ToRgb:
     """The affine map from the stored values of a picture's components, in the planes' order, to RGB of 0 to 255.
 
     Quantisation as in H.273 section 8.3: limited range has black at 16 and white at 235 (chroma 16 to 240 around 128), times
-    2 ** (depth - 8); full range spans all codes. An unspecified range is limited, but full for RGB.
+    2 ** (depth - 8); full range spans all codes. An unspecified range is limited, but full for RGB and for grey: video
+    codecs with grey say what theirs is, what comes without a word is an image's (and swscale takes every grey for full).
     """
     colour = picture.colour
     is_rgb = picture.chroma_format == "rgb"
-    full = colour.range is ColourRange.FULL or (is_rgb and colour.range is not ColourRange.LIMITED)
+    unspecified_is_full = picture.chroma_format in ("rgb", "400")
+    full = colour.range is ColourRange.FULL or (unspecified_is_full and colour.range is not ColourRange.LIMITED)
     depth = picture.bit_depth
     step = 2.0 ** (16 - depth) if picture.msb_aligned else 1.0  # what one code is worth in the stored value
     top = 2.0**depth - 1.0

@@ -135,8 +135,8 @@ def rgb(planes: list[Array], picture: Picture) -> Array:
     depth = picture.bit_depth
     if picture.msb_aligned:
         planes = [plane / 2 ** (16 - depth) for plane in planes]
-    is_rgb = picture.chroma_format == "rgb"
-    if picture.colour.range is ColourRange.FULL or (is_rgb and picture.colour.range is not ColourRange.LIMITED):
+    full_unless_told = picture.chroma_format in ("rgb", "400")
+    if picture.colour.range is ColourRange.FULL or (full_unless_told and picture.colour.range is not ColourRange.LIMITED):
         luma = [plane / (2**depth - 1) for plane in planes]
         chroma = [(plane - 2 ** (depth - 1)) / (2**depth - 1) for plane in planes]
     else:

@@ -377,6 +377,15 @@ def test_what_lies_around_the_picture_is_the_pad_colour() -> None:
     assert (rgb[[*range(5), *range(15, 20)]] == (1.0, 2.5, 3.0)).all()
 
 
+@pytest.mark.parametrize("aspect", [Fraction(2**31 - 1), Fraction(1, 2**31 - 1)], ids=["flat", "tall"])
+@pytest.mark.parametrize("fit", list(Fit))
+def test_absurd_sample_aspects_cost_nothing(aspect: Fraction, fit: Fit) -> None:
+    """They come from the bitstream: the picture shrinks to a line or is cut to a few samples, as a player would show it."""
+    picture = make_picture(np.random.default_rng(0), 64, 48, sample_aspect=aspect)
+    geometry = Geometry(((32, 32),), fit, short_side=40)
+    assert worst(PREPROCESSOR.render(picture, geometry), reference.render(picture, geometry)) < 0.02
+
+
 def test_semi_planar_and_high_bits_are_the_same_picture() -> None:
     """NV12 is 4:2:0, P010 is its 10-bit form with the value in the high bits."""
     geometry = Geometry(((60, 60),), Fit.LETTERBOX)
