@@ -170,7 +170,8 @@ class Server:
                 await part.close()
             except Exception:
                 _log.exception("%r did not close", part)
-        _log.info("ended")
+        if self._watch is not None:
+            _log.info("ended")
 
     def __repr__(self) -> str:
         return f"<Server {self.address} {self._admission!r}>"

@@ -39,7 +39,7 @@ def main(config_path: Path | None, listen: str | None, port_file: Path | None, p
     if print_config:
         click.echo(config.annotated(), nl=False)
         return
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's own lines have neither our format nor our level
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines have neither our format nor our level
     logs.configure(config.telemetry.log_format, config.telemetry.log_level)
     sys.exit(_run(config, port_file, check))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,14 @@ def test_models_that_are_not_installed(tmp_path: Path):
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: model ")
     assert "is not installed" in line
+
+
+@pytest.mark.models
+def test_a_port_in_use(models_folder: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("--listen", address, KEYGLANCE_MODELS__FOLDER=str(models_folder))
+    assert (result.returncode, result.stderr) == (1, f"error: cannot listen on {address}: address already in use\n")
 
 
 @pytest.mark.models
