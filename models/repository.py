@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from models.heads import HEADS
+from models.heads import HEADS, make_head
 from models.manifest import FrameFusion, LabelSpec, Manifest
 from models.spec import Fit, InputSpec
 
@@ -184,6 +184,10 @@ def read_model(folder: Path) -> ModelEntry:
         largest_batch=toml.largest_batch,
         options=dict(toml.options),
     )
+    try:
+        make_head(manifest)
+    except ValueError as error:
+        raise ManifestError(f"{path}: {error}") from error
     return ModelEntry(manifest=manifest, weights=toml.weights, folder=folder)
 
 
@@ -270,7 +274,7 @@ class ModelRepository:
         return self.path(name).is_file()
 
     def load(self, name: str) -> InstalledModel:
-        """The model ready for a backend, its digest checked. Raises `NotInstalledError` or `DigestError`."""
+        """The model ready for a backend, its digest checked. Raises `NotInstalledError`, `DigestError` or `RepositoryError`."""
         entry, path = self.entry(name), self.path(name)
         try:
             digest = file_digest(path)

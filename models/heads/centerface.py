@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.heads.boxes import best_candidates, suppress, to_picture
-from models.heads.outputs import take
+from models.heads.checks import settings, take
 from models.manifest import Manifest
 from models.result import FrameResult, Region
 from models.spec import Placement
@@ -30,8 +30,9 @@ class CenterFaceHead:
             raise ValueError(f"model {manifest.name!r} needs one label and three outputs (heatmap, scale, offset)")
         self._label = manifest.labels[0].name
         self._outputs = manifest.outputs
-        self._threshold = manifest.options.get("box_threshold", 0.5)
-        self._overlap = manifest.options.get("overlap", 0.3)
+        options = settings(manifest, {"box_threshold": 0.5, "overlap": 0.3})
+        self._threshold = options["box_threshold"]
+        self._overlap = options["overlap"]
 
     def read(self, outputs: Mapping[str, NDArray[Any]], placement: Placement) -> FrameResult:
         """As `models.heads.Head.read`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.heads.outputs import take
+from models.heads.checks import settings, take
 from models.manifest import Manifest
 from models.result import FrameResult
 from models.spec import Placement
@@ -24,7 +24,7 @@ class ClassificationHead:
         if not manifest.labels or any(not label.classes for label in manifest.labels):
             raise ValueError(f"model {manifest.name!r} has a label without classes")
         self._output = manifest.outputs[0]
-        self._softmax = bool(manifest.options.get("softmax", 0))
+        self._softmax = bool(settings(manifest, {"softmax": 0})["softmax"])
         self._names = [label.name for label in manifest.labels]
         self._classes = np.array([number for label in manifest.labels for number in label.classes], np.intp)
         self._starts = np.cumsum([0, *(len(label.classes) for label in manifest.labels)])[:-1]

@@ -9,10 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from models.heads.outputs import take
+from models.heads.checks import settings, take
 from models.manifest import Manifest
 from models.result import FrameResult, Region
 from models.spec import Placement
+
+_DEFAULTS: Mapping[str, float] = {
+    "stride": 1.0,
+    "threshold": 0.3,
+    "box_threshold": 0.6,
+    "least_pixels": 16,
+    "half_coverage": 0.01,
+    "grow": 1.5,
+    "most_regions": 64,
+}
 
 
 class TextMapHead:
@@ -28,16 +38,16 @@ class TextMapHead:
     def __init__(self, manifest: Manifest) -> None:
         if len(manifest.labels) != 1 or len(manifest.outputs) != 1:
             raise ValueError(f"model {manifest.name!r} needs one label and one output")
-        option = manifest.options.get
+        options = settings(manifest, _DEFAULTS)
         self._label = manifest.labels[0].name
         self._output = manifest.outputs[0]
-        self._stride = option("stride", 1.0)
-        self._threshold = option("threshold", 0.3)
-        self._box_threshold = option("box_threshold", 0.6)
-        self._least_pixels = option("least_pixels", 16)
-        self._half_coverage = option("half_coverage", 0.01)
-        self._grow = option("grow", 1.5)
-        self._most_regions = int(option("most_regions", 64))
+        self._stride = options["stride"]
+        self._threshold = options["threshold"]
+        self._box_threshold = options["box_threshold"]
+        self._least_pixels = options["least_pixels"]
+        self._half_coverage = options["half_coverage"]
+        self._grow = options["grow"]
+        self._most_regions = int(options["most_regions"])
         if self._stride <= 0 or self._half_coverage <= 0:
             raise ValueError(f"model {manifest.name!r}: stride and half_coverage must be above 0")
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.heads.boxes import best_candidates, suppress, to_picture
-from models.heads.outputs import take
+from models.heads.checks import settings, take
 from models.manifest import Manifest
 from models.result import FrameResult, Region
 from models.spec import Placement
@@ -28,8 +28,9 @@ class YoloHead:
         self._output = manifest.outputs[0]
         self._labels = [(label.name, np.array(label.classes, np.intp) + 4) for label in manifest.labels]
         self._rows = max(int(rows.max()) for _, rows in self._labels) + 1
-        self._threshold = manifest.options.get("box_threshold", 0.25)
-        self._overlap = manifest.options.get("overlap", 0.45)
+        options = settings(manifest, {"box_threshold": 0.25, "overlap": 0.45})
+        self._threshold = options["box_threshold"]
+        self._overlap = options["overlap"]
 
     def read(self, outputs: Mapping[str, NDArray[Any]], placement: Placement) -> FrameResult:
         """As `models.heads.Head.read`."""

@@ -96,6 +96,10 @@ def zoo(tmp_path: Path, wheelhouse: Path) -> Path:
     return folder
 
 
+def use_zoo(monkeypatch: pytest.MonkeyPatch, zoo: Path) -> None:
+    monkeypatch.setattr(installer, "ModelRepository", lambda folder: ModelRepository(folder, [zoo]))
+
+
 def test_fetch_uses_the_clients_own_configuration(offline: Path, tmp_path: Path) -> None:
     target = tmp_path / "fetched"
     target.mkdir()
@@ -109,11 +113,32 @@ def test_a_wheel_that_is_not_there_is_one_line(offline: Path, tmp_path: Path) ->
     assert "\n" not in str(error.value)
 
 
+def test_an_index_that_cannot_be_reached_is_told(tmp_path: Path, offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(InstallError, match=r"tiny-weights==9\.9: the package index cannot be reached"):
+        fetch_wheel(source(offline, version="9.9"), tmp_path)
+
+
 def test_without_pip_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installer.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(installer.shutil, "which", lambda name: None)
     with pytest.raises(InstallError, match=r"no pip in .* and no uv on PATH"):
         download_command()
+
+
+def test_without_pip_the_command_says_it_once(
+    zoo: Path, wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(zoo, source(wheelhouse), name="another")
+    use_zoo(monkeypatch, zoo)
+    monkeypatch.setattr(installer.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installer.shutil, "which", lambda name: None)
+    done = CliRunner().invoke(main, ["--folder", str(tmp_path / "models")])
+    assert done.exit_code == 1
+    assert done.output.count("no pip in") == 1
+    assert "0 of 2 models installed" in done.output
 
 
 def test_without_pip_uv_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +191,6 @@ def test_a_file_that_the_converter_does_not_know_is_refused(tmp_path: Path, whee
     repository = ModelRepository(tmp_path / "models", [zoo])
     with pytest.raises(InstallError, match=f"tiny: .*converter {converter!r}"):
         install(repository, repository.entry("tiny"), fetch=lambda source, folder: next(wheelhouse.glob("*.whl")))
-
-
-def use_zoo(monkeypatch: pytest.MonkeyPatch, zoo: Path) -> None:
-    monkeypatch.setattr(installer, "ModelRepository", lambda folder: ModelRepository(folder, [zoo]))
 
 
 def test_the_command_installs_once(offline: Path, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What every head checks of the arrays it reads."""
+"""What every head checks: its settings, and the arrays it reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from models.manifest import Manifest
+
+
+def settings(manifest: Manifest, defaults: Mapping[str, float]) -> Mapping[str, float]:
+    """The manifest's options over `defaults`. Raises `ValueError` for an option that the head does not have."""
+    if unknown := sorted(set(manifest.options) - set(defaults)):
+        known = ", ".join(sorted(defaults))
+        raise ValueError(f"options {unknown} of model {manifest.name!r} are unknown, head {manifest.head!r} has {known}")
+    return {**defaults, **manifest.options}
 
 
 def take(outputs: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> NDArray[np.float32]:
