@@ -121,12 +121,13 @@ class CpuDecoder:
         if config == self._configured:
             return False  # every unit begins with a flush
         self._configured = None
-        await self._call("configure", self._arguments(config), _CALL_SECONDS)
+        unfit: dict[int, int] = {}
         if config.width and config.height and config.chroma_format in CHROMA_SHIFTS:
             size = PlaneLayout.of(config.width, config.height, config.bit_depth, config.chroma_format).size
             for number, held in enumerate(self._slots):
                 if held is None or not size <= held.size <= max(_SLOT_WASTE * size, _SLOT_KEPT):
-                    await self._replace(number, size)
+                    unfit[number] = size
+        await self._call_with_slots("configure", self._arguments(config), unfit)
         self._configured = config
         return True
 
@@ -210,23 +211,27 @@ class CpuDecoder:
             with budget:
                 told = await self._call(method, arguments, budget.left, fds=fds)
             if "grow" in told:
-                await self._replace(arguments["slot"], self._number(told["grow"], 6 * self._limits.pixels + 4096))
+                size = self._number(told["grow"], 6 * self._limits.pixels + 4096)
+                await self._call_with_slots("grow", {}, {arguments["slot"]: size})
             elif "more" not in told:
                 return told
             method, arguments, fds = "next", {"slot": arguments["slot"]}, ()
 
-    async def _replace(self, number: int, size: int) -> None:
-        held = self._slots[number]
-        slot = SharedBytes.allocate(size, "keyglance-picture")
+    async def _call_with_slots(self, method: str, arguments: Mapping[str, Any], sizes: Mapping[int, int]) -> None:
+        """Calls with new memory for the slots in `sizes` (bytes by number), which takes the place of the old."""
+        made = {number: SharedBytes.allocate(size, "keyglance-picture") for number, size in sizes.items()}
+        arguments = {**arguments, "slots": [(number, slot.size) for number, slot in made.items()]}
         try:
-            await self._call("slot", {"number": number, "size": size}, _CALL_SECONDS, fds=(slot.fd,))
+            await self._call(method, arguments, _CALL_SECONDS, fds=[slot.fd for slot in made.values()])
         except BaseException:  # whether the worker took it is not known: `begin` tells it that there is none
-            slot.close()
-            self._slots[number] = None
+            for number, slot in made.items():
+                slot.close()
+                self._slots[number] = None
             raise
-        self._slots[number] = slot
-        if held is not None:
-            held.close()
+        for number, slot in made.items():
+            held, self._slots[number] = self._slots[number], slot
+            if held is not None:
+                held.close()
 
     async def _call(self, method: str, arguments: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
         try:

@@ -32,7 +32,10 @@ class _Slot:
     def replace(self, fd: int, size: int) -> None:
         if self.memory is not None:
             self.memory.close()
-        self.memory = mmap.mmap(fd, size)
+        try:
+            self.memory = mmap.mmap(fd, size)
+        except OSError as error:
+            raise MemoryError(f"no room for a picture of {size} bytes: {error}") from None
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class _State:
     def configure(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Another stream: a new codec context. What the codec refuses is told by every unit, not here."""
         self._drop()
+        self.grow(arguments, fds)
         self.stream, self.refusal = None, ""
         try:
             self.stream = CodecStream(arguments)
@@ -56,9 +60,10 @@ class _State:
             self.refusal = f"{type(error).__name__}: {error}"[:200]
         return {}
 
-    def slot(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """Memory for pictures: slot `number` is `size` bytes behind the descriptor."""
-        self.slots.setdefault(arguments["number"], _Slot()).replace(fds[0], arguments["size"])
+    def grow(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """Memory for pictures: each of `slots` is [number, bytes], its descriptor at the same place."""
+        for (number, size), fd in zip(arguments["slots"], fds, strict=True):
+            self.slots.setdefault(number, _Slot()).replace(fd, size)
         return {}
 
     def begin(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def main() -> None:
     av.logging.set_level(av.logging.WARNING)
     av.logging.set_skip_repeated(False)
     state = _State()
-    serve({"configure": state.configure, "slot": state.slot, "begin": state.begin, "next": state.next})
+    serve({"configure": state.configure, "grow": state.grow, "begin": state.begin, "next": state.next})
 
 
 if __name__ == "__main__":

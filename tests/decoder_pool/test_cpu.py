@@ -320,6 +320,25 @@ async def test_memory_follows_the_size_of_the_pictures(decoder):
     assert held[2] < 32 << 20
 
 
+@pytest.mark.parametrize("spared", [10, 45])
+async def test_a_picture_beyond_the_memory_limit_fails_alone(spared):
+    """FFmpeg says that it has no memory, or the worker ends: nothing hangs, and nothing is shown."""
+    decoder = CpuFactory(limits=CpuLimits(memory=(200 + spared) << 20)).make(KEY)
+    await decoder.start()
+    clip = encode("mjpeg", "yuvj444p", (3000, 3200), 1)
+    shared, packets = clip.packed()
+    try:
+        await decoder.configure(dataclasses.replace(clip.config, width=0, height=0))
+        [decoded] = await results(decoder, clip.alone(packets, 0), shared)
+        shown, said = decoded.picture, decoded.detail
+    except DecoderBroken as error:
+        shown, said = None, str(error)
+    assert shown is None
+    assert "memory" in said or "get_buffer() failed" in said
+    await decoder.close()
+    shared.close()
+
+
 async def test_a_codec_that_cannot_be_opened_says_so_of_every_picture(decoder):
     await decoder.configure(StreamConfig("svq3", 0, 0))
     with SharedBytes.of([b"data"]) as shared:
