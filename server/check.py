@@ -9,7 +9,7 @@ import grpc
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1.keyglance_pb2_grpc import ShortVideoLabelerStub
 from server.config import Config
-from server.lifecycle import MakeParts, Server, StartError, credentials
+from server.lifecycle import MakeParts, Server, StartError, credentials, end_telemetry
 from server.telemetry import Telemetry
 
 _DEADLINE = 60.0  # seconds; a check may come with a cold disk
@@ -32,7 +32,7 @@ async def check_server(config: Config, telemetry: Telemetry, make_parts: MakePar
         raise StartError(f"a tiny video was not labelled: {error.code().name}: {error.details()}") from None
     finally:
         await server.close()
-        telemetry.shutdown()
+        await end_telemetry(telemetry)
     if not answer.coverage.frames:
         raise StartError("a tiny video was labelled, but not one picture of it was seen")
     models = ", ".join(model.name for model in info.models)

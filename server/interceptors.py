@@ -169,9 +169,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         try:
             async with timeout, AsyncExitStack() as held:
                 call.timeout = timeout
-                request = await self._receive(handler, context, call, held)
                 assert handler.unary_unary is not None
-                response = await handler.unary_unary(request, context)
+                # The servicer alone holds the request, whose memory is freed with the object only (not by `Clear`).
+                response = await handler.unary_unary(await self._receive(handler, context, call, held), context)
                 serializer = handler.response_serializer
                 answer: bytes = response if serializer is None else serializer(response)
                 call.response_bytes = len(answer)

@@ -271,7 +271,7 @@ async def serve(config: Config, telemetry: Telemetry, make_parts: MakeParts, *, 
         finally:
             await server.close()
             _remove_port_file(port_file)
-            await _end_telemetry(telemetry)
+            await end_telemetry(telemetry)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
@@ -293,7 +293,8 @@ def _remove_port_file(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-async def _end_telemetry(telemetry: Telemetry) -> None:
+async def end_telemetry(telemetry: Telemetry) -> None:
+    """Sends what waits, for a few seconds at most, and ends the exporters."""
     # Not in the loop's executor, for which `asyncio.run` would wait: an exporter tries an unreachable collector for long.
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

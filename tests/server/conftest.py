@@ -76,11 +76,11 @@ def observed() -> Observed:
 
 @pytest.fixture
 def serve(observed: Observed):
-    """`async with serve(label, …) as rig`: a server whose Label method is `label`."""
+    """`async with serve(label, …) as rig`: a server whose Label method is `label`, or with `label` as its servicer."""
 
     @asynccontextmanager
     async def run(
-        label: Label,
+        label: Label | keyglance_pb2_grpc.ShortVideoLabelerServicer,
         *,
         calls: int = 100,
         budget: int = 64 << 20,
@@ -111,7 +111,7 @@ def serve(observed: Observed):
             interceptors=[interceptor],
             options=[("grpc.max_receive_message_length", largest_message + ENVELOPE), ("grpc.http2.bdp_probe", 0)],
         )
-        keyglance_pb2_grpc.add_ShortVideoLabelerServicer_to_server(Servicer(), server)
+        keyglance_pb2_grpc.add_ShortVideoLabelerServicer_to_server(Servicer() if callable(label) else label, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

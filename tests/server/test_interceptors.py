@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from random import Random
 
@@ -15,6 +16,7 @@ from grpc_status import rpc_status
 from opentelemetry.trace import SpanKind, StatusCode
 
 from keyglance.errors import Draining, NotAVideo, Overloaded
+from keyglance.v1 import keyglance_pb2_grpc
 from keyglance.v1.keyglance_pb2 import GetServerInfoRequest, LabelRequest, LabelResponse
 from server.call import current_call
 from server.interceptors import TRACE_ID_KEY
@@ -81,6 +83,16 @@ async def test_a_call_that_succeeds(serve, observed, caplog):
     assert (line.status, line.request_id, line.method) == ("OK", "r1", METHOD)
     assert line.request_bytes > 0
     assert line.response_bytes > 0
+
+
+async def test_the_servicer_alone_holds_the_request(serve):
+    class Servicer(keyglance_pb2_grpc.ShortVideoLabelerServicer):
+        async def Label(self, request, context):
+            await asyncio.sleep(0)
+            return LabelResponse(request_id=str(sys.getrefcount(request)))  # one for its argument
+
+    async with serve(Servicer()) as rig:
+        assert int((await rig.stub.Label(LabelRequest(data=b"x"))).request_id) <= 2
 
 
 async def test_known_errors_travel_whole(serve, observed):
