@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds for one file (default 30)")
     parser.add_argument("--no-keep", action="store_true", help="do not write loadtest/results/corpus.json")
     options = parser.parse_args(arguments)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=180)
     try:
         expected = {name: word for name, word in read_manifest(options.folder).items() if fnmatch.fnmatch(name, options.only)}
         rows, faults, figures = _run(options, expected, console)
@@ -142,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = Counter(f"{row.expected.partition(':')[0]} -> {'ok' if row.got == 'ok' else 'refused'}" for row in rows)
     console.print(", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())))
     console.print(f"{len(rows) - len(wrong)} of {len(rows)} files as expected, {figures['seconds']:.0f} s")
-    for fault in faults:
-        console.print(f"[bold red]fault:[/] {fault}")
+    for complaint in (*(f"{row.file}: {row.expected} expected, {row.got}: {row.message}" for row in wrong), *faults):
+        console.print(complaint, style="bold red", markup=False)
     if not options.no_keep and options.only == "*":
         kept = {"as_expected": len(rows) - len(wrong), "files": len(rows), "faults": faults, **figures}
         print(f"kept in {report.write('corpus', {**kept, 'rows': [asdict(row) for row in rows]}).relative_to(ROOT)}")
