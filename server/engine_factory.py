@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from opentelemetry.trace import Tracer
@@ -19,6 +20,8 @@ from models.run_slots import RunSlots
 from server.config import Config
 from server.local_engine import LocalEngine
 
+_log = logging.getLogger(__name__)
+
 #: Pictures between decoding and their scores: a few batches of each model, well under 4 MB each.
 _FRAMES_IN_FLIGHT = 64
 
@@ -26,7 +29,12 @@ _FRAMES_IN_FLIGHT = 64
 def local_engine(config: Config, tracer: Tracer) -> LocalEngine:
     """The engine for this process, not started. Raises `models.repository.RepositoryError` for models that cannot be used."""
     cores = os.cpu_count() or 1
-    installed = ModelRepository(config.models.folder).load_all(config.models.enabled)
+    repository = ModelRepository(config.models.folder)
+    installed = repository.load_all(config.models.enabled)
+    loaded = {model.manifest.name for model in installed}
+    for name, entry in repository.entries.items():
+        if entry.manifest.default_on and name not in loaded and not config.models.enabled:
+            _log.warning("model %s is on by default and not installed: python -m models.install --only %s", name, name)
     slots = RunSlots(config.inference.threads or cores)
     return LocalEngine(
         pool=_pool(config),
