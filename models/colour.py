@@ -159,7 +159,8 @@ def chroma_siting(location: int | None, chroma_shift: tuple[int, int]) -> tuple[
     """Where the first chroma sample lies, (horizontal, vertical), in luma samples from the first luma sample's centre.
 
     `location` by H.273 figure 1: 0 left, 1 centre, 2 top-left, 3 top, 4 bottom-left, 5 bottom. Unspecified: left, as in
-    MPEG-2 and H.264, with 4:1:0 in the centre. JPEG and MPEG-1 are in the centre too, which decoders say.
+    MPEG-2 and H.264, with 4:1:0 in the centre. JPEG, MPEG-1 and H.263 are in the centre, but
+    this cannot be seen in a picture: whoever describes the stream has to say it.
     """
     across, down = ((1 << shift) - 1 for shift in chroma_shift)
     if location not in (0, 1, 2, 3, 4, 5):
