@@ -41,7 +41,11 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
         """Labels one video."""
         call = current_call()
         checked = self._checked(request, call)
-        answer = await self._pipeline.label(_source(request), checked, call.steps)
+        source = _source(request)
+        del request  # only the pipeline holds the video's bytes from here on, and lets go of them when they are copied
+        work = self._pipeline.label(source, checked, call.steps)
+        del source
+        answer = await work
         call.facts["verdict"] = answer.judgement.verdict.name.lower()
         call.facts["frames"] = answer.coverage.frames
         return _response(answer, call, self._version)
@@ -108,13 +112,6 @@ def limits_of(config: Config) -> tuple[SourceLimits, SamplingLimits]:
 
 
 def _source(request: pb.LabelRequest) -> Source:
-    """Takes the source out of the request, so that its bytes go as soon as the pipeline lets go of them."""
-    source = _read_source(request)
-    request.Clear()
-    return source
-
-
-def _read_source(request: pb.LabelRequest) -> Source:
     match request.WhichOneof("source"):
         case "data":
             return WholeBytes(request.data)
