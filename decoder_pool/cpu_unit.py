@@ -20,12 +20,15 @@ _SLICE = 0.05
 #: Runs of at least this many packets are tried without and with all spare packets, nothing between: each try starts over.
 _LONG_RUN = 8
 
-#: What FFmpeg says at error level of pictures that are whole, and at warning level of pictures that are not.
+#: What FFmpeg says at error level of packets that harm no picture, and below it of pictures that are not whole.
 _HARMLESS = re.compile(
     r"^(SEI type|sps_id \d+ out of range|mmco: unref short failure|number of reference frames|low_delay flag set incorrectly"
-    r"|Header packet passed)"
+    r"|Header packet passed|no frame!)"
 )
-_HARMFUL_WARNING = re.compile(r"^(Skipping invalid undecodable NALU|Failed to parse header of NALU|mjpeg_decode_dc: bad vlc)")
+_HARMFUL = re.compile(
+    r"^(concealing|Skipping invalid undecodable NALU|Failed to parse header of NALU|mjpeg_decode_dc: bad vlc"
+    r"|vp3: first frame not a keyframe)"
+)
 _INTRA = 1  # AV_PICTURE_TYPE_I
 
 
@@ -57,9 +60,9 @@ class UnitDecoder:
         self._stand_in: Found | None = None
         self._slice_ends = 0.0
         self._fed = 0
-        self._errors: dict[int, str] = {}  # by place: what FFmpeg said while it decoded that packet
+        self._said: dict[int, str] = {}  # by place: what FFmpeg said while it decoded that packet
+        self._errors: dict[int, str] = {}  # of these, what tells damage, until the picture has come out
         self._tainted: int | None = None  # pictures decoded from this place on may be predicted from a damaged one
-        self._any_good = False
 
     def run(self) -> Iterator[Found | None]:
         """Decodes; every wanted sample is yielded once."""
@@ -93,9 +96,9 @@ class UnitDecoder:
 
     def _restart(self) -> None:
         self._stream.restart()
+        self._said.clear()
         self._errors.clear()
         self._tainted = None
-        self._any_good = False
 
     def _new_slice(self) -> None:
         self._slice_ends = time.monotonic() + _SLICE
@@ -124,10 +127,19 @@ class UnitDecoder:
                 pass
             except (av.FFmpegError, ValueError, OSError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        said = next((text.strip() for level, _, text in lines if _tells_damage(level, text)), "")
-        if (said or failure) and not _HARMLESS.match(said or failure.rpartition("] ")[2]):
-            self._errors.setdefault(self._fed - 1, (said or failure)[:200])
+        at = self._fed - 1
+        for level, _, text in lines:
+            if level <= av.logging.ERROR or _HARMFUL.match(text):
+                self._note(at, text)
+        if failure:
+            self._note(at, failure.rpartition("] ")[2] or failure)
         return frames
+
+    def _note(self, place: int, text: str) -> None:
+        text = text.strip()[:200]
+        self._said.setdefault(place, text)
+        if not _HARMLESS.match(text):
+            self._errors.setdefault(place, text)
 
     def _packet(self, place: int | None) -> av.Packet[Any] | None:
         if place is None:
@@ -166,8 +178,8 @@ class UnitDecoder:
             own = self._errors[place] = "a part of the picture was never decoded"
             behind.append(place)
         intra = bool(frame.key_frame) or frame.pict_type == _INTRA
-        # Without a word from FFmpeg a corrupt frame may only be one before the stream's recovery point: that harms no other.
-        harms = frame.is_corrupt and (own is not None or frame.key_frame or self._any_good)
+        # Without a word from FFmpeg a corrupt frame is one before the stream's recovery point: it knows when that is passed.
+        harms = frame.is_corrupt and bool(frame.key_frame)
         since = min(behind, default=place if harms else None)
         if since is not None:
             self._tainted = since if self._tainted is None else min(since, self._tainted)
@@ -182,12 +194,11 @@ class UnitDecoder:
             self._tainted = None
         if self._tainted is not None and place >= self._tainted:
             return f"predicted from a damaged picture (sample {self._packets[self._tainted][0]} or later)"
-        self._any_good = True
         return None
 
     def _leftovers(self) -> Iterator[Found]:
-        said = next(iter(self._errors.values()), "")
         for sample, detail in self._missing.items():
+            said = self._said.get(self._place.get(sample, -1), "")
             if self._stand_in is not None:
                 other = self._stand_in
                 why = detail or said or "no picture of its own"
@@ -196,9 +207,3 @@ class UnitDecoder:
                 yield Found(sample, damaged=True, alone=False, detail=detail)
             else:
                 yield Found(sample, alone=False, detail=detail or said or "no picture came out of its packets")
-
-
-def _tells_damage(level: int, text: str) -> bool:
-    if level <= av.logging.ERROR:
-        return not _HARMLESS.match(text)
-    return bool(_HARMFUL_WARNING.match(text))

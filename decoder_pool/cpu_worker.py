@@ -159,7 +159,7 @@ def main() -> None:
     libav = logging.getLogger("libav")  # what FFmpeg says is captured with the packet that made it say so
     libav.addHandler(logging.NullHandler())
     libav.propagate = False
-    av.logging.set_level(av.logging.WARNING)
+    av.logging.set_level(av.logging.INFO)
     av.logging.set_skip_repeated(False)
     state = _State()
     serve({"configure": state.configure, "grow": state.grow, "begin": state.begin, "next": state.next})

@@ -555,6 +555,7 @@ DAMAGED = {
     "h264_recovery_point_on_p.h264",  # a gradual refresh that takes longer than 16 samples
     "mp4_no_timescale_bad_matrix.mp4",
     "reschange_error_352_to_640.264",
+    "theora_no_keyframes_48.ogg",  # every picture is predicted from one that is not there: green with shreds
 }
 
 
@@ -608,6 +609,58 @@ def walk(path: Any, most: int = 400) -> Clip:
             bits_per_coded_sample=context.bits_per_coded_sample,
         )
     return Clip(config, payloads, keys, {})
+
+
+@pytest.mark.corpus
+@pytest.mark.slow
+async def test_no_whole_picture_of_the_corpus_is_called_damaged(corpus, decoder):
+    """What FFmpeg shows without a complaint, over the first packets of each file that it decodes without an error."""
+    damaged = DAMAGED | {"fate_mpeg2_field_encoding.ts", "theora_chained.ogv"}  # "ac-tex damaged", "Coefficient index overflow"
+    table = (corpus / "manifest.tsv").read_text().splitlines()
+    alarms, seen = [], 0
+    for row in csv.DictReader(table, delimiter="\t"):
+        if (
+            row["expect"] != "ok"
+            or row["corrupt_frames"] != "0"
+            or row["first_error"]
+            or row["file"] in damaged | {"uhd_8k_hevc_8_frames.mp4"}
+        ):
+            continue
+        clip = walk(corpus / row["file"], most=60)
+        shown = plainly_shown(clip)
+        await decoder.configure(clip.config)
+        shared, packets = clip.packed()
+        with shared:
+            async for decoded in decoder.decode(DecodeUnit(tuple(packets), tuple(range(len(packets)))), shared):
+                seen += 1
+                if decoded.damaged and decoded.sample in shown:
+                    alarms.append(f"{row['file']}: {decoded}")
+                assert (decoded.picture is not None) >= (decoded.sample in shown and not decoded.damaged)
+    assert alarms == []
+    assert seen > 5000
+
+
+def plainly_shown(clip: Clip) -> set[int]:
+    """The samples whose pictures FFmpeg gives by itself, uncorrupted."""
+    context = av.CodecContext.create("libdav1d" if clip.config.codec == "av1" else clip.config.codec, "r")
+    if clip.config.extradata:
+        context.extradata = clip.config.extradata
+    context.width, context.height = clip.config.width, clip.config.height
+    context.codec_tag = clip.config.codec_tag.to_bytes(4, "little").decode("latin-1")
+    context.bits_per_coded_sample = clip.config.bits_per_coded_sample
+    context.thread_count = 1
+    shown = set()
+    for sample, payload in enumerate([*clip.payloads, None]):
+        packet = None
+        if payload is not None:
+            packet = av.Packet(len(payload))
+            packet.update(payload)
+            packet.pts = sample
+        try:
+            shown |= {frame.pts for frame in context.decode(packet) if not frame.is_corrupt}
+        except av.FFmpegError:
+            continue
+    return shown
 
 
 @pytest.mark.corpus
