@@ -21,6 +21,7 @@ from av.stream import Discard, Disposition
 
 from decoder_pool import boxes
 from decoder_pool.parameter_sets import Configuration
+from decoder_pool.picture_types import CODECS, is_predicted
 from decoder_pool.sniffing import HEAD, Sniffed, sniff
 from decoder_pool.stream_facts import config_of, matrix_of, orientation_of
 from decoder_pool.timeline import Seconds, repair
@@ -34,6 +35,8 @@ _CONTAINER_OPTIONS = {"protocol_whitelist": "none", "max_streams": "200"}
 #: Payloads that do not lie in the source in one piece are kept; no more than this many times the source, plus 64 MiB.
 _KEPT_FACTOR, _KEPT_BASE = 4, 64 << 20
 _STILL = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
+#: FFmpeg's full names of the demuxers that have several.
+_NAMES = {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "tiff", "webp", "gif", "jpeg2000", "jpegxl", "jpegls")
 
 
@@ -286,6 +289,7 @@ class _Index:
         ):
             self._add_hidden()
         self._mark_encrypted()
+        self._correct_key_flags()
         self._carry_configurations()
 
     def _moving(self, demuxer: _Demuxer) -> list[Any]:
@@ -370,8 +374,6 @@ class _Index:
         times = np.array([shown.get(key, np.nan) for key in keys])
         shift = float(np.median((times - media)[visible]))
         marked = [f if v else f | int(SampleFlag.OUTSIDE_EDIT) for f, v in zip(full.flags, visible, strict=True)]
-        if hidden := int((~visible).sum()):
-            self._notes.append(f"{hidden} of {len(keys)} samples are outside the edit list")
         self._walk = replace(full, flags=marked)
         self._times = np.where(visible, times, media + shift)
         self._first.error = self._first.error or whole.error
@@ -403,6 +405,16 @@ class _Index:
         flags[encrypted] |= int(SampleFlag.ENCRYPTED)
         self._walk.flags = flags.tolist()
 
+    def _correct_key_flags(self) -> None:
+        if self._config.codec not in CODECS:
+            return
+        flagged = [number for number, flags in enumerate(self._walk.flags) if flags & SampleFlag.KEY]
+        lies = [number for number in flagged if is_predicted(self._config.codec, self._payload(number))]
+        for number in lies:
+            self._walk.flags[number] &= ~int(SampleFlag.KEY)
+        if lies:
+            self._notes.append(f"{len(lies)} of {len(flagged)} key flags are on predicted pictures")
+
     def _carry_configurations(self) -> None:
         walk, codec = self._walk, self._config.codec
         changes = {number: record for number, record in walk.extradata.items() if record != self._config.extradata}
@@ -414,10 +426,10 @@ class _Index:
             return
         try:
             current = first = Configuration.parse(codec, self._config.extradata)
-            for number, payload in enumerate(self._payloads()):
+            for number, flags in enumerate(walk.flags):
                 if number in changes:
                     current = Configuration.parse(codec, changes[number])
-                walk.kept[number] = current.rewrite(payload, key=bool(walk.flags[number] & SampleFlag.KEY))
+                walk.kept[number] = current.rewrite(self._payload(number), key=bool(flags & SampleFlag.KEY))
         except ValueError as error:
             self._notes.append(f"the {codec} configuration changes into one that cannot be read: {error}")
             return
@@ -425,9 +437,9 @@ class _Index:
         walk.size = [len(payload) for payload in walk.kept if payload is not None]
         self._config = replace(self._config, extradata=first.annexb)
 
-    def _payloads(self) -> Iterator[bytes]:
-        for kept, position, size in zip(self._walk.kept, self._walk.position, self._walk.size, strict=True):
-            yield self._data[position : position + size] if kept is None else kept
+    def _payload(self, number: int) -> bytes:
+        kept, position = self._walk.kept[number], self._walk.position[number]
+        return self._data[position : position + self._walk.size[number]] if kept is None else kept
 
     def result(self) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]], _Opened]:
         """The reply's values, the arrays in the order of `Samples`, and what `packets` needs."""
@@ -442,7 +454,7 @@ class _Index:
         duration = max(0.0, float(ends[shown].max()))
         if not (flags & int(SampleFlag.KEY)).any():
             self._notes.append("no sample is flagged as a keyframe")
-        truncated = self._truncated(duration)
+        truncated = self._truncated()
         in_place = np.array([kept is None for kept in walk.kept])
         position = np.array(walk.position, dtype=np.int64)
         size = np.array(walk.size, dtype=np.int64)
@@ -453,7 +465,7 @@ class _Index:
         orientation = orientation_of(matrix, self._notes)
         colour = config.colour
         values = {
-            "container": self._first.container.format.name,
+            "container": _NAMES.get(self._demuxer, self._demuxer),
             "codec": config.codec,
             "width": config.width,
             "height": config.height,
@@ -477,24 +489,16 @@ class _Index:
         arrays = [np.where(in_place, position, -1), size, times, durations, flags]
         return values, arrays, _Opened(self._data, position, size, walk.kept)
 
-    def _truncated(self, duration: float) -> bool:
-        count = len(self._walk.size) + self._walk.empty
-        if self._first.error:
-            self._notes.append(f"reading ended early: {self._first.error}")
+    def _truncated(self) -> bool:
+        """Whether the container ends or breaks early; told by the flag alone, so not noted."""
+        if self._first.error or self._walk.flags[-1] & SampleFlag.CORRUPT:
             return True
-        declared = self._declared or self._stream.frames
         # AVI's header counts pictures that were dropped while it was recorded.
-        if (declared > count and self._demuxer == "mov") or (declared > 2 * count and self._demuxer == "avi"):
-            self._notes.append(f"{declared} samples declared, {count} found")
-            return True
+        found = len(self._walk.size) + self._walk.empty
+        declared = max(self._declared, self._stream.frames) / {"mov": 1, "avi": 2}.get(self._demuxer, float("inf"))
         errors, last = av.logging.get_last_error()
-        if last is not None and errors > self._errors and ("partial file" in last[2] or "ended prematurely" in last[2]):
-            self._notes.append("the container ends in the middle of an element")
-            return True
-        if self._walk.flags[-1] & SampleFlag.CORRUPT:
-            self._notes.append("the last sample is damaged")
-            return True
-        return False
+        broke = errors > self._errors and last is not None and ("partial file" in last[2] or "ended prematurely" in last[2])
+        return declared > found or broke
 
 
 def main() -> None:

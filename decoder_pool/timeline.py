@@ -85,6 +85,8 @@ def _median_step(times: Seconds) -> float:
 def _reconcile(times: Seconds, clock: Seconds, usual: float, absurd: npt.NDArray[np.bool_]) -> tuple[Seconds, Seconds]:
     """Where the two clocks contradict each other, believes the one that lies nearer to the next sample without contradiction."""
     good = np.flatnonzero(~absurd)
+    if not len(good):
+        return times, times.copy()
     nearest = good[np.clip(np.searchsorted(good, np.arange(len(times))), 0, len(good) - 1)]
     clock_wins = np.abs(clock + usual - times[nearest]) <= np.abs(times - times[nearest])
     return (
