@@ -209,7 +209,7 @@ class LocalEngine:
         self, picture: Picture, geometries: tuple[Geometry, ...], thumbnail_size: int
     ) -> tuple[dict[Geometry, Rendered], bytes]:
         rendered = {geometry: self._preprocessor.render(picture, geometry) for geometry in geometries}
-        return rendered, thumbnail(picture, thumbnail_size) if thumbnail_size else b""
+        return rendered, thumbnail(picture, thumbnail_size, preprocessor=self._preprocessor) if thumbnail_size else b""
 
     async def _infer(self, work: _Work, decoded: Decoded, rendered: dict[Geometry, Rendered], jpeg: bytes) -> None:
         with work.infer.running():
