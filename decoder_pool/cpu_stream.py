@@ -36,8 +36,9 @@ class CodecStream:
         else:
             self.context.flush_buffers()
         for frame in self._spent:  # nothing refers to them any more, and the next picture gets their memory
-            for plane in frame.planes:
-                ctypes.memset(plane.buffer_ptr, 0, plane.buffer_size)
+            itemsize = 1 if frame.format.components[0].bits == 8 else 2
+            for plane in frame.planes:  # without what pads the last row: a cropped picture's last row may end its memory
+                ctypes.memset(plane.buffer_ptr, 0, (plane.height - 1) * plane.line_size + plane.width * itemsize)
         self._spent.clear()
 
     def spend(self, frame: VideoFrame) -> None:

@@ -452,6 +452,38 @@ async def test_a_cancelled_unit_leaves_the_decoder_usable(decoder):
             assert same(decoded.picture, clip.pictures[0])
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+async def test_descriptors_and_memory_are_as_before_after_many_units(decoder):
+    clips = [encode("libx264", size=(320, 240), count=4, gop=4), encode("libx265", size=(640, 368), count=2, options=X265)]
+
+    async def round_trip() -> None:
+        for clip in clips:
+            await decoder.configure(clip.config)
+            shared, packets = clip.packed()
+            with shared:
+                await results(decoder, DecodeUnit(tuple(packets), tuple(range(len(packets)))), shared)
+                task = asyncio.create_task(results(decoder, DecodeUnit(tuple(packets), (0, 1)), shared))
+                await asyncio.sleep(0.001)
+                task.cancel()
+                await asyncio.wait([task])
+                await decoder.settle()
+
+    def open_files() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), decoder._worker.pid)]
+
+    def resident() -> int:
+        with open(f"/proc/{decoder._worker.pid}/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    for _ in range(5):
+        await round_trip()
+    files, memory = open_files(), resident()
+    for _ in range(40):
+        await round_trip()
+    assert open_files() == files
+    assert resident() < memory + (16 << 20)
+
+
 async def test_a_unit_left_in_the_middle_does_not_disturb_the_next(decoder):
     clip = encode("libx264", count=4)
     await decoder.configure(clip.config)
