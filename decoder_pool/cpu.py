@@ -30,6 +30,7 @@ from keyglance.video import Colour, ColourRange, StreamConfig
 _SLOTS = 2
 _SLOT_WASTE = 4  # a slot this many times larger than a new stream needs is given back,
 _SLOT_KEPT = 16 << 20  # unless it is only this many bytes
+_EXTRADATA = 1 << 20  # bytes; real ones are some hundred
 _CALL_SECONDS = 5.0  # for calls that decode nothing
 _SETTLE_SECONDS = 2.0
 _RANGES = {1: ColourRange.LIMITED, 2: ColourRange.FULL}
@@ -69,6 +70,8 @@ class CpuFactory:
             return f"the codec {config.codec!r} cannot be decoded on the CPU"
         if (pixels := config.width * config.height) > self._limits.pixels:
             return f"pictures of {config.width}x{config.height} are {pixels:,} pixels, at most {self._limits.pixels:,} allowed"
+        if (size := len(config.extradata)) > _EXTRADATA:
+            return f"the codec configuration is {size:,} bytes, at most {_EXTRADATA:,} allowed"
         return None
 
     def make(self, key: DecoderKey) -> CpuDecoder:

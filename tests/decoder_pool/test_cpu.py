@@ -275,6 +275,7 @@ def test_what_is_refused():
     )
     for codec in ("bintext", "ansi", "bmp", "tiff", "aac", "wrapped_avframe", "h264_cuvid", "nonsense"):
         assert "cannot be decoded" in (factory.refuses(StreamConfig(codec, 64, 64)) or "")
+    assert "at most 1,048,576" in (factory.refuses(StreamConfig("h264", 64, 64, extradata=bytes(2 << 20))) or "")
 
 
 async def test_garbage_gives_no_picture_and_harms_nothing(decoder):
