@@ -24,7 +24,7 @@ from decoder_pool.parameter_sets import Configuration
 from decoder_pool.picture_types import CODECS, is_predicted
 from decoder_pool.sniffing import HEAD, Sniffed, sniff
 from decoder_pool.stream_facts import config_of, matrix_of, orientation_of
-from decoder_pool.timeline import Seconds, repair
+from decoder_pool.timeline import FARTHEST_JUMP, Seconds, repair
 from decoder_pool.worker_main import Refusal, serve
 from keyglance.video import SampleFlag
 
@@ -34,6 +34,8 @@ _OPTIONS = {"threads": "1"}
 _CONTAINER_OPTIONS = {"protocol_whitelist": "none", "max_streams": "200"}
 #: Payloads that do not lie in the source in one piece are kept; no more than this many times the source, plus 64 MiB.
 _KEPT_FACTOR, _KEPT_BASE = 4, 64 << 20
+#: Codec configurations are some hundred bytes; those with embedded tables stay far below this.
+_MOST_EXTRADATA = 1 << 20
 _STILL = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
 #: FFmpeg's full names of the demuxers that have several.
 _NAMES = {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}
@@ -112,7 +114,8 @@ def _side_kind(side: Any) -> str:
 
 
 #: What FFmpeg's reading may raise on bad input: its own errors (which are OSError, ValueError, EOFError, LookupError,
-#: NotImplementedError … at once), the io_open refusal, and PyAV's own stumbling over what it is given.
+#: NotImplementedError … at once), the io_open refusal, and PyAV's own stumbling over what it is given. FFmpeg's ENOMEM is
+#: among them: a size in the file that no machine has. Python's own MemoryError is not, and ends the worker.
 _READ_ERRORS = (av.FFmpegError, OSError, ValueError, EOFError, LookupError, NotImplementedError, RuntimeError, OverflowError)
 
 
@@ -130,8 +133,6 @@ class _Demuxer:
                 buffer_size=_READ,
                 io_open=_io_open,
             )
-        except MemoryError:
-            raise
         except _READ_ERRORS as error:
             raise Refusal("NOT_A_VIDEO", f"a broken {demuxer} container: {_words(error)}") from error
         self.error = ""  # why reading ended early
@@ -181,8 +182,6 @@ class _Demuxer:
                 packet = next(packets)
             except StopIteration:
                 return
-            except MemoryError:
-                raise
             except _READ_ERRORS as error:
                 self.error = _words(error)
                 return
@@ -338,6 +337,8 @@ class _Index:
         side = max(self._config.width, self._config.height)
         if side > self._limits.side:
             raise Refusal("TOO_LARGE", f"side {side} {self._limits.side}")
+        if len(self._config.extradata) > _MOST_EXTRADATA:
+            raise Refusal("CORRUPT_VIDEO", f"a codec configuration of {len(self._config.extradata):,} bytes")
         if self._walk.palette and self._demuxer == "mov" and self._config.codec not in _IMAGE_CODECS:
             raise Refusal("UNSUPPORTED_CODEC", f"{self._config.codec} with a palette in the container is not read")
 
@@ -450,6 +451,7 @@ class _Index:
             raise Refusal("CORRUPT_VIDEO", f"the edit list leaves out all {len(shown)} samples")
         times = self._times - float(self._times[shown].min())
         durations = np.array(walk.duration)
+        durations[durations > FARTHEST_JUMP] = 0.0  # as unbelievable as a jump of that size, which the timeline closed
         ends = times + np.where(durations > 0, durations, self._step)
         duration = max(0.0, float(ends[shown].max()))
         if not (flags & int(SampleFlag.KEY)).any():
@@ -483,7 +485,7 @@ class _Index:
             "duration": duration,
             "track": self._stream.index,
             "other_video_tracks": self._others,
-            "notes": self._notes[:32],
+            "notes": [note[:300] for note in self._notes[:32]],
             "truncated": truncated,
         }
         arrays = [np.where(in_place, position, -1), size, times, durations, flags]

@@ -15,7 +15,7 @@ DEFAULT_RATE = 25.0
 _FASTEST = 1000.0
 #: Composition offsets and forward jumps beyond these many seconds are not believed.
 _FARTHEST_OFFSET = 60.0
-_FARTHEST_JUMP = 3600.0
+FARTHEST_JUMP = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def repair(presentation: Seconds, decoding: Seconds, rate: float | None) -> Time
 
     moves = np.diff(clock)
     slack = max(1.0, 32 * step)
-    jumps = (moves < -slack) | (moves > _FARTHEST_JUMP)
+    jumps = (moves < -slack) | (moves > FARTHEST_JUMP)
     if jumps.any():
         notes.append(f"{int(jumps.sum())} jumps in time: closed")
         times = times + np.concatenate(([0.0], np.cumsum(np.where(jumps, step - moves, 0.0))))
@@ -78,7 +78,7 @@ def _counted(count: int, step: float) -> Seconds:
 def _median_step(times: Seconds) -> float:
     known = np.unique(times[np.isfinite(times)])
     steps = np.diff(known)
-    steps = steps[steps >= 1 / _FASTEST]
+    steps = steps[(steps >= 1 / _FASTEST) & (steps <= FARTHEST_JUMP)]
     return float(np.median(steps)) if len(steps) else 1 / DEFAULT_RATE
 
 

@@ -365,6 +365,25 @@ async def test_limits(indexer):
     assert indexer.lost == 0
 
 
+async def test_times_that_cannot_be_do_not_cost_a_worker(indexer):
+    whole = encode(pictures(), b_frames=0)
+    at = whole.index(b"stts") + 12  # the first entry's delta is behind its count
+    for delta in (0, 1, 0xFFFFFFFF, 0x7FFFFFFF):
+        index = await index_of(indexer, whole[:at] + delta.to_bytes(4, "big") + whole[at + 4 :])
+        assert np.isfinite(index.samples.time).all()
+        assert 0 < index.duration <= 3600
+    assert indexer.lost == 0
+
+
+async def test_sizes_that_no_machine_has_do_not_cost_a_worker(indexer):
+    whole = encode(pictures(), codec="libvpx", container="ivf")
+    second = 32 + 12 + int.from_bytes(whole[32:36], "little")
+    for size in (0x7FFFFFFF, 0xFFFFFFFF, 0x40000000):
+        index = await index_of(indexer, whole[:second] + size.to_bytes(4, "little") + whole[second + 4 :])
+        assert index.truncated
+    assert indexer.lost == 0
+
+
 async def test_audio_alone_is_no_video(indexer):
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
