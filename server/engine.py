@@ -34,10 +34,14 @@ class EngineJob:
 
 @dataclass(frozen=True, slots=True)
 class FrameOutcome:
-    """What became of one wanted sample; `results` by model name, empty where `skipped` says why it was not looked at."""
+    """What became of one wanted sample; `results` by model name, empty where `skipped` says why it was not looked at.
+
+    `stand_in`: the sample that was looked at in its place, where the wanted one gave no picture of its own.
+    """
 
     sample: int
     keyframe: bool
+    stand_in: int | None = None
     skipped: DegradationReason | None = None
     detail: str = ""
     results: Mapping[str, FrameResult] = field(default_factory=dict)

@@ -216,7 +216,9 @@ class LocalEngine:
             answer = await self._ensemble.infer(rendered, work.models, deadline=work.job.deadline, expected=work.expected)
         work.infer.wait = max(work.infer.wait, answer.waited)
         work.failed_models.update(answer.failed)
-        work.outcomes.append(FrameOutcome(decoded.sample, decoded.alone, results=answer.results, thumbnail=jpeg))
+        work.outcomes.append(
+            FrameOutcome(decoded.sample, decoded.alone, decoded.stand_in, results=answer.results, thumbnail=jpeg)
+        )
 
 
 def _skipped(decoded: Decoded) -> FrameOutcome:

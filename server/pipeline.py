@@ -12,7 +12,7 @@ from decoder_pool.limits import SourceLimits
 from decoder_pool.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage, plan, units
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import CorruptVideo, Encrypted
-from keyglance.video import SampleFlag, StreamConfig, VideoIndex
+from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 from models.fusion import FrameScores, VideoLabel, fuse
 from models.manifest import Manifest
 from models.policy import Judgement, Policy
@@ -39,10 +39,20 @@ class LabelCall:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """A picture that was planned, and what became of it."""
+    """A picture that was planned, or the one that stood in for it, with what became of it. `time` is in seconds."""
 
-    planned: PlannedFrame
+    sample: int
+    time: float
+    outside_edit: bool
     outcome: FrameOutcome
+
+    @classmethod
+    def of(cls, planned: PlannedFrame, outcome: FrameOutcome, samples: Samples) -> LookedAt:
+        """The evidence is where the picture that was looked at is, not where the wanted one would have been."""
+        if (seen := outcome.stand_in) is None:
+            return cls(planned.sample, planned.time, planned.outside_edit, outcome)
+        outside = bool(samples.flags[seen] & SampleFlag.OUTSIDE_EDIT)
+        return cls(seen, float(samples.time[seen]), outside, outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +156,18 @@ class Pipeline:
 
     def _fuse(self, call: LabelCall, sampled: Sampled, result: EngineResult) -> Answer:
         outcomes = {outcome.sample: outcome for outcome in result.frames}
-        frames = tuple(LookedAt(frame, outcomes[frame.sample]) for frame in sampled.plan.frames if frame.sample in outcomes)
+        samples = sampled.index.samples
+        looked = [LookedAt.of(f, outcomes[f.sample], samples) for f in sampled.plan.frames if f.sample in outcomes]
+        frames = tuple(sorted(looked, key=lambda frame: frame.time))
         seen = [frame for frame in frames if frame.outcome.skipped is None]
         if not seen:
             first = next((frame.outcome.detail for frame in frames if frame.outcome.detail), "the decoder gave no picture")
             raise CorruptVideo(f"none of {len(frames)} pictures could be decoded: {first}", facts={"frames": str(len(frames))})
-        covered = coverage(sampled.index, [frame.planned.time for frame in seen])
+        covered = coverage(sampled.index, [frame.time for frame in seen])
         degradations = merge([*_degradations(sampled.index, frames, covered, call.sampling), *result.degradations])
         models = tuple(self._manifests[name] for name in dict.fromkeys(n for frame in seen for n in frame.outcome.results))
         labels = fuse(
-            [FrameScores(frame.planned.time, frame.planned.outside_edit, frame.outcome.results) for frame in seen],
+            [FrameScores(frame.time, frame.outside_edit, frame.outcome.results) for frame in seen],
             models,
             least_score=call.least_score,
         )
@@ -179,9 +191,7 @@ class Pipeline:
 
 def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Coverage, policy: SamplingPolicy) -> list[Degradation]:
     """Everything that the index and the pictures leave to be told."""
-    told = [
-        Degradation(f.outcome.skipped, 1, f"at {f.planned.time:.3f} s: {f.outcome.detail}") for f in frames if f.outcome.skipped
-    ]
+    told = [Degradation(f.outcome.skipped, 1, f"at {f.time:.3f} s: {f.outcome.detail}") for f in frames if f.outcome.skipped]
     if covered.largest_gap > policy.largest_gap + _GAP_TOLERANCE:
         told.append(
             Degradation(

@@ -174,12 +174,12 @@ def _label(label: VideoLabel) -> pb.Label:
 
 
 def _frame(frame: LookedAt, with_scores: bool) -> pb.Frame:
-    planned, outcome = frame.planned, frame.outcome
+    outcome = frame.outcome
     message = pb.Frame(
-        time=planned.time,
-        index=planned.sample,
+        time=frame.time,
+        index=frame.sample,
         keyframe=outcome.keyframe,
-        outside_edit=planned.outside_edit,
+        outside_edit=frame.outside_edit,
         skipped=pb.DEGRADATION_REASON_UNSPECIFIED if outcome.skipped is None else outcome.skipped.value,  # type: ignore[arg-type]
         thumbnail=outcome.thumbnail,
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 
 import pytest
@@ -31,7 +32,7 @@ def test_large_sources_arrive_unchanged() -> None:
 @given(st.binary(min_size=1, max_size=300), st.sets(st.integers(1, 299)), st.randoms())
 def test_ranges_in_any_order_are_put_together(data: bytes, cuts: set[int], random: object) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    parts = [Part(a, data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [Part(a, data[a:b]) for a, b in itertools.pairwise(edges)]
     random.shuffle(parts)  # type: ignore[attr-defined]
     assert received(Ranges(len(data), tuple(parts))) == data
 
