@@ -6,12 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(os.environ.get("KEYGLANCE_CORPUS") or Path(__file__).parents[2] / "shared" / "corpus")
-
-#: Put on tests that need the corpus.
-needs_corpus = [pytest.mark.corpus, pytest.mark.skipif(not (ROOT / "manifest.tsv").exists(), reason=f"no corpus in {ROOT}")]
 
 
 @dataclass(frozen=True)
