@@ -24,6 +24,7 @@ from decoder_pool.key import DecoderKey
 from decoder_pool.picture import Picture
 from decoder_pool.planes import CHROMA_SHIFTS, PlaneLayout
 from decoder_pool.shared_bytes import SharedBytes
+from decoder_pool.stream_facts import WIDEST_ASPECT
 from decoder_pool.worker import Worker, WorkerDied, WorkerRefused
 from keyglance.video import Colour, ColourRange, StreamConfig
 
@@ -312,9 +313,15 @@ class CpuDecoder:
         )
 
     def _aspect(self, told: list[Any], known: Fraction) -> Fraction:
-        """The container's sample aspect where it has one (as FFmpeg's players choose), else the bitstream's."""
+        """The container's sample aspect where it has one (as FFmpeg's players choose), else the bitstream's.
+
+        An absurd one is taken for square: it would shrink the picture to a line that no model sees anything in.
+        """
         numerator, denominator = (self._number(value, (1 << 31) - 1) for value in told)
-        return known if known != 1 or numerator == 0 or denominator == 0 else Fraction(numerator, denominator)
+        if known != 1 or numerator == 0 or denominator == 0:
+            return known
+        aspect = Fraction(numerator, denominator)
+        return aspect if Fraction(1, WIDEST_ASPECT) <= aspect <= WIDEST_ASPECT else Fraction(1)
 
     def _number(self, value: Any, most: int, least: int = 0) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

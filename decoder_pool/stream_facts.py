@@ -12,7 +12,10 @@ from decoder_pool.boxes import IDENTITY, Matrix
 from keyglance.video import Colour, ColourRange, Orientation, StreamConfig
 
 #: Sample aspects beyond this, or below its inverse, are taken for errors.
-_WIDEST_ASPECT = 20
+WIDEST_ASPECT = 20
+#: Codecs whose pictures carry no chroma location and whose chroma lies in the centre (H.273's 1), as their standards have it:
+#: ISO/IEC 11172-2 2.4.1, ITU-T H.263 4.1, JFIF 1.02.
+_SITED_BY_CODEC = {"mjpeg": 1, "mpeg1video": 1, "h263": 1}
 _CHROMA_LOCATIONS = ("left", "center", "topleft", "top", "bottomleft", "bottom")
 
 
@@ -35,7 +38,7 @@ def config_of(stream: Any, dump: str, notes: list[str]) -> StreamConfig:
         codec_tag=_tag(context),
         bits_per_coded_sample=max(0, context.bits_per_coded_sample),
         sample_aspect=_aspect(stream, notes),
-        colour=_colour(context, pixels.name if pixels else "", _section(dump, stream.index)),
+        colour=_colour(context, context.codec.canonical_name, pixels.name if pixels else "", _section(dump, stream.index)),
     )
 
 
@@ -65,13 +68,13 @@ def _aspect(stream: Any, notes: list[str]) -> Fraction:
         aspect = None
     if not aspect:
         return Fraction(1)
-    if not Fraction(1, _WIDEST_ASPECT) <= aspect <= _WIDEST_ASPECT:
+    if not Fraction(1, WIDEST_ASPECT) <= aspect <= WIDEST_ASPECT:
         notes.append(f"sample aspect {aspect} absurd: taken for square")
         return Fraction(1)
     return Fraction(aspect)
 
 
-def _colour(context: Any, pixels: str, section: str) -> Colour:
+def _colour(context: Any, codec: str, pixels: str, section: str) -> Colour:
     ranges = {1: ColourRange.LIMITED, 2: ColourRange.FULL}
     described = ranges.get(int(context.color_range), ColourRange.UNSPECIFIED)
     if pixels.startswith("yuvj"):
@@ -82,7 +85,7 @@ def _colour(context: Any, pixels: str, section: str) -> Colour:
         transfer=_code_point(context.color_trc) or 2,
         matrix=_code_point(context.colorspace),
         range=described,
-        chroma_location=_CHROMA_LOCATIONS.index(location.group(1)) if location else None,
+        chroma_location=_CHROMA_LOCATIONS.index(location.group(1)) if location else _SITED_BY_CODEC.get(codec),
     )
 
 

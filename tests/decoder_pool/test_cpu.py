@@ -239,10 +239,12 @@ async def test_colour_and_aspect_come_from_the_picture_else_from_the_config(deco
         "libx264", count=1, options={"x264-params": "colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc:sar=4/3"}
     )
     plain = encode("libx264", count=1)
+    absurd = encode("libx264", count=1, options={"x264-params": "sar=1000/1"})
     known = Colour(primaries=5, transfer=6, matrix=6, range=ColourRange.LIMITED, chroma_location=1)
     for clip, colour, aspect in (
         (tagged, Colour(9, 16, 9, ColourRange.LIMITED, 1), Fraction(4, 3)),
         (plain, known, Fraction(1)),
+        (absurd, known, Fraction(1)),
     ):
         await decoder.configure(dataclasses.replace(clip.config, colour=known))
         shared, packets = clip.packed()

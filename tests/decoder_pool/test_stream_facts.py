@@ -1,8 +1,10 @@
 """What FFmpeg keeps for itself, read from boxes, elements and first bits."""
 
+import io
 import math
 import struct
 
+import av
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from decoder_pool.boxes import IDENTITY, iso_facts, matroska_encrypted, mpegts_s
 from decoder_pool.parameter_sets import Configuration
 from decoder_pool.picture_types import CODECS, is_predicted
 from decoder_pool.sniffing import sniff
-from decoder_pool.stream_facts import matrix_of, orientation_of
+from decoder_pool.stream_facts import config_of, matrix_of, orientation_of
 from keyglance.video import Orientation
 
 ONE = 1 << 16
@@ -189,3 +191,20 @@ def test_picture_types(codec, intra, predicted):
     assert is_predicted(codec, predicted)
     assert not is_predicted("h264", predicted)
     assert not is_predicted(codec, b"")
+
+
+@pytest.mark.parametrize(
+    ("codec", "pixels", "location"),
+    [("mjpeg", "yuvj420p", 1), ("mpeg1video", "yuv420p", 1), ("h263", "yuv420p", 1), ("mpeg4", "yuv420p", None)],
+)
+def test_chroma_is_centred_where_the_codecs_standard_has_it_so(codec, pixels, location):
+    out = io.BytesIO()
+    with av.open(out, "w", format={"mpeg1video": "mpegts", "h263": "3gp"}.get(codec, "matroska")) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 176, 144, pixels
+        container.mux(stream.encode(av.VideoFrame(176, 144, pixels)))
+        container.mux(stream.encode())
+    out.seek(0)
+    with av.open(out) as container:
+        config = config_of(container.streams.video[0], container.dumps_format(), [])
+    assert (config.codec, config.colour.chroma_location) == (codec, location)
