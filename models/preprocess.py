@@ -48,7 +48,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class CanvasLayout:
     """Whole pixels: the canvas, and the shown picture's place and size on it."""
 
     canvas_height: int
@@ -59,7 +59,7 @@ class _Layout:
     height: int
 
 
-def layout(geometry: Geometry, shown_width: int, shown_height: int) -> _Layout:
+def layout(geometry: Geometry, shown_width: int, shown_height: int) -> CanvasLayout:
     """Place a picture of this shown size on the canvas of `geometry` in which it is scaled largest (the first of equals)."""
     canvas_height, canvas_width = max(
         geometry.canvases, key=lambda canvas: min(Fraction(canvas[1], shown_width), Fraction(canvas[0], shown_height))
@@ -75,7 +75,20 @@ def layout(geometry: Geometry, shown_width: int, shown_height: int) -> _Layout:
         else:
             scale = max(across, down)
         width, height = max(1, round(shown_width * scale)), max(1, round(shown_height * scale))
-    return _Layout(canvas_height, canvas_width, (canvas_width - width) // 2, (canvas_height - height) // 2, width, height)
+    return CanvasLayout(canvas_height, canvas_width, (canvas_width - width) // 2, (canvas_height - height) // 2, width, height)
+
+
+def spans(placed: CanvasLayout, width: int, height: int, orientation: Orientation) -> tuple[Span, Span]:
+    """How the coded picture's rows of `width` and columns of `height` samples lie along the sides of the canvas.
+
+    Where the orientation swaps sides, the first (along the rows) lies along the canvas' height.
+    """
+    degrees = orientation.degrees_clockwise
+    along_x = (placed.width, placed.left, placed.canvas_width)
+    along_y = (placed.height, placed.top, placed.canvas_height)
+    across, down = (along_y, along_x) if orientation.swaps_sides else (along_x, along_y)
+    horizontal = Span(width, *across, reverse=orientation.mirrored != (degrees in (180, 270)))
+    return horizontal, Span(height, *down, reverse=degrees in (90, 180))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ class _Plan:
     The first pass mixes rows of the coded picture, or columns where that leaves less to the second, and runs band by band.
     """
 
-    placed: _Layout
+    placed: CanvasLayout
     rows: slice  # of the canvas that the picture covers
     columns: slice
     columns_first: bool
@@ -114,12 +127,7 @@ def _plan(
     siting: tuple[float, float],
 ) -> _Plan:
     placed = layout(geometry, *shown_size)
-    degrees = orientation.degrees_clockwise
-    along_x = (placed.width, placed.left, placed.canvas_width)
-    along_y = (placed.height, placed.top, placed.canvas_height)
-    across, down = (along_y, along_x) if orientation.swaps_sides else (along_x, along_y)
-    horizontal = Span(width, *across, reverse=orientation.mirrored != (degrees in (180, 270)))
-    vertical = Span(height, *down, reverse=degrees in (90, 180))
+    horizontal, vertical = spans(placed, width, height, orientation)
 
     def operators(span: Span, shift: int, first_sample: float) -> tuple[Operator, Operator]:
         luma = operator(span, geometry.filter, samples=span.source)
