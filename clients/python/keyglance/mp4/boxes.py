@@ -65,3 +65,23 @@ class Boxes:
         size = box.size if most is None else min(box.size, most)
         self.budget.read(size)
         return self.source.read(box.body, size)
+
+
+def boxes_of(data: bytes, start: int, end: int, budget: Budget) -> list[tuple[bytes, int, int]]:
+    """The boxes in a payload that is in memory already: kind, and begin and end of each one's own payload."""
+    found: list[tuple[bytes, int, int]] = []
+    unpack = _HEAD.unpack_from
+    while end - start >= 8:
+        size, kind = unpack(data, start)
+        body = start + 8
+        if size == 1:
+            size, body = int.from_bytes(data[body : body + 8], "big"), body + 8
+        elif size == 0:
+            size = end - start
+        stop = start + size
+        if stop < body or body > end:
+            break
+        found.append((kind, body, stop if stop < end else end))
+        start = stop
+    budget.box(len(found))
+    return found

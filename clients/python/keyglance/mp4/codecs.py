@@ -111,7 +111,12 @@ def _vpx(record: Data) -> Facts:
         bit_depth=depth if depth in (8, 10, 12) else 8,
         chroma_format={0: "420", 1: "420", 2: "422", 3: "444"}.get(chroma, "420"),
         profile=f"Profile {record[4]}" if record[4] < 4 else "",
-        colour=Colour(*(code_point(value) for value in record[7:10]), ColourRange.FULL if record[6] & 1 else ColourRange.LIMITED),
+        colour=Colour(
+            primaries=code_point(record[7]),
+            transfer=code_point(record[8]),
+            matrix=record[9] if record[9] <= 22 else 2,  # 0, identity, is a matrix
+            range=ColourRange.FULL if record[6] & 1 else ColourRange.LIMITED,
+        ),
     )
 
 

@@ -103,5 +103,4 @@ def shown_times(
     place = np.maximum(which, 0)
     moved = begins[place] + (seconds - starts[place]) / rates[place]
     usual = float(np.median((moved - seconds)[inside])) if inside.any() else 0.0
-    moved = np.where(inside, moved, seconds + usual)
-    return moved
+    return np.where(inside, moved, seconds + usual)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from keyglance.mp4.boxes import Box, Boxes
+from keyglance.mp4.boxes import Box, Boxes, boxes_of
+from keyglance.mp4.limits import Budget
 from keyglance.mp4.media import Media
 from keyglance.mp4.movie import Defaults
-from keyglance.mp4.source import BytesSource
-from keyglance.mp4.tables import Data, u32_at
 
 #: Flags of `tfhd` (8.8.7.1) …
 _BASE_OFFSET, _ENTRY, _DURATION, _SIZE, _FLAGS = 0x1, 0x2, 0x8, 0x10, 0x20
@@ -21,19 +22,20 @@ _RUN_OFFSET, _RUN_FIRST_FLAGS, _RUN_DURATION, _RUN_SIZE, _RUN_FLAGS, _RUN_COMPOS
 #: Sample flags of a sample that cannot be decoded alone (8.8.3.1): not a sync sample, or it depends on others.
 _NOT_KEY = 0x00010000 | 0x01000000
 _LARGEST_TIME = 1 << 62
+_TWO = struct.Struct(">II")
+_NO_DEFAULTS = Defaults()
 #: 'senc' as PIFF 1.1 spells it (5.3.2).
 _PIFF_SENC = bytes.fromhex("a2394f525a9b4f14a2446c427c648df4")
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(NamedTuple):
     """One `trun` box with what it inherits."""
 
     flags: int
-    count: int
+    samples: int
     first_flags: int  # -1: none of its own
     position: int
-    rows: Data
+    rows: bytes
     defaults: Defaults
 
     @property
@@ -44,9 +46,9 @@ class _Run:
     def total(self) -> int:
         """Bytes of all its samples."""
         if not self.flags & _RUN_SIZE:
-            return self.count * self.defaults.size
+            return self.samples * self.defaults.size
         column = 1 if self.flags & _RUN_DURATION else 0
-        return int(np.frombuffer(self.rows, dtype=">u4").reshape(self.count, self.width)[:, column].sum(dtype=np.int64))
+        return int(np.frombuffer(self.rows, dtype=">u4").reshape(self.samples, self.width)[:, column].sum(dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -56,14 +58,13 @@ class _Runs:
     runs: list[_Run] = field(default_factory=list)
     starts: list[int | None] = field(default_factory=list)  # decoding time that the fragment tells; None: it goes on
     encrypted: list[bool] = field(default_factory=list)
-    damaged: int = 0  # runs that claim more samples than they have bytes for
+    missing: int = 0  # samples that runs claim but have no bytes for
 
 
-@dataclass(slots=True)
-class _Header:
+class _Header(NamedTuple):
     """What a `traf` box says but for its runs."""
 
-    box: Box
+    boxes: list[tuple[bytes, int, int]]
     track: int
     flags: int
     base: int
@@ -74,99 +75,96 @@ def read_fragments(boxes: Boxes, moofs: Sequence[Box], defaults: Mapping[int, De
     """The samples of the tracks with the given ids, by id; tracks without samples are left out."""
     found = {track: _Runs() for track in tracks}
     for moof in moofs:
-        _fragment(boxes, moof, defaults, found)
+        _fragment(bytes(boxes.read(moof)), moof.start, boxes.budget, defaults, found)
     return {track: _media(runs) for track, runs in found.items() if runs.runs}
 
 
-def _fragment(boxes: Boxes, moof: Box, defaults: Mapping[int, Defaults], found: dict[int, _Runs]) -> None:
-    data = boxes.read(moof)
-    inner = Boxes(BytesSource(data), boxes.budget)
-    headers = [
-        header
-        for box in inner.children(0, len(data))
-        if box.kind == b"traf" and (header := _header(inner, box, moof.start, defaults)) is not None
-    ]
+def _fragment(data: bytes, start: int, budget: Budget, defaults: Mapping[int, Defaults], found: dict[int, _Runs]) -> None:
+    headers: list[_Header] = []
+    for kind, body, end in boxes_of(data, 0, len(data), budget):
+        if kind == b"traf" and (header := _header(data, boxes_of(data, body, end, budget), start, defaults)) is not None:
+            headers.append(header)
     # Without a base of its own a track fragment begins where the one before ends, whichever track that belongs to.
     chained = any(not header.flags & (_BASE_OFFSET | _BASE_IS_MOOF) for header in headers[1:])
-    position = moof.start
+    position = start
     for header in headers:
         wanted = found.get(header.track)
         if wanted is None and not chained:
             continue
         if header.flags & (_BASE_OFFSET | _BASE_IS_MOOF):
             position = header.base
-        position = _track_fragment(inner, header, position, wanted if wanted is not None else _Runs())
+        last = _track_fragment(data, header, position, budget, wanted if wanted is not None else _Runs())
+        if chained and last is not None:
+            position = last.position + last.total()
 
 
-def _header(inner: Boxes, traf: Box, moof: int, all_defaults: Mapping[int, Defaults]) -> _Header | None:
-    for box in inner.inside(traf):
-        if box.kind != b"tfhd":
+def _header(data: bytes, boxes: list[tuple[bytes, int, int]], moof: int, all_defaults: Mapping[int, Defaults]) -> _Header | None:
+    for kind, at, end in boxes:
+        if kind != b"tfhd" or end - at < 8:
             continue
-        data = inner.read(box, 40)
-        flags, track, at = u32_at(data, 0), u32_at(data, 4), 8
+        flags, track = _TWO.unpack_from(data, at)
+        at += 8
         base = moof
         if flags & _BASE_OFFSET:
-            base, at = min(int.from_bytes(data[at : at + 8], "big"), _LARGEST_TIME), at + 8
-        usual = all_defaults.get(track, Defaults())
-        if not flags & (_ENTRY | _DURATION | _SIZE | _FLAGS):
-            return _Header(traf, track, flags, base, usual)
-        values = []
-        for flag, value in ((_ENTRY, usual.entry), (_DURATION, usual.duration), (_SIZE, usual.size), (_FLAGS, usual.flags)):
-            if flags & flag:
-                value, at = u32_at(data, at), at + 4
-            values.append(value)
-        return _Header(traf, track, flags, base, Defaults(*values))
+            base, at = min(int.from_bytes(data[at : min(at + 8, end)], "big"), _LARGEST_TIME), at + 8
+        usual = all_defaults.get(track, _NO_DEFAULTS)
+        if flags & (_ENTRY | _DURATION | _SIZE | _FLAGS):
+            values = []
+            for flag, value in ((_ENTRY, usual.entry), (_DURATION, usual.duration), (_SIZE, usual.size), (_FLAGS, usual.flags)):
+                if flags & flag:
+                    value, at = int.from_bytes(data[at : min(at + 4, end)], "big"), at + 4
+                values.append(value)
+            usual = Defaults(*values)
+        return _Header(boxes, track, flags, base, usual)
     return None
 
 
-def _track_fragment(inner: Boxes, header: _Header, position: int, into: _Runs) -> int:
-    """Reads the runs of a `traf` box; gives where their samples end."""
-    base, start = position, None
-    first, marked = len(into.runs), False
-    for box in inner.inside(header.box):
-        match box.kind:
-            case b"tfdt":
-                data = inner.read(box, 12)
-                if len(data) >= 8:
-                    start = int.from_bytes(data[4:12] if data[0] == 1 else data[4:8], "big")
-                    start = start if start < _LARGEST_TIME else None
-            case b"trun":
-                data = inner.read(box)
-                if (run := _run(data, base, position, header.defaults, into)) is not None:
-                    inner.budget.samples(run.count)
-                    into.runs.append(run)
-                    position = run.position + run.total()
-            case b"senc":
-                marked = True
-            case b"uuid":
-                marked = marked or bytes(inner.read(box, 16)) == _PIFF_SENC
-    added = len(into.runs) - first
-    into.encrypted += [marked] * added
-    into.starts += ([start] + [None] * (added - 1)) if added else []
-    return position
+def _track_fragment(data: bytes, header: _Header, base: int, budget: Budget, into: _Runs) -> _Run | None:
+    """Reads the runs of a `traf` box; gives the last."""
+    start, last, marked = None, None, False
+    added = 0
+    for kind, body, end in header.boxes:
+        if kind == b"trun":
+            run = _run(data, body, end, base, last, header.defaults, into)
+            if run is not None:
+                budget.samples(run.samples)
+                into.runs.append(run)
+                last, added = run, added + 1
+        elif kind == b"tfdt" and end - body >= 8:
+            start = int.from_bytes(data[body + 4 : min(end, body + (12 if data[body] == 1 else 8))], "big")
+            start = start if start < _LARGEST_TIME else None
+        elif kind == b"senc" or (kind == b"uuid" and data[body : body + 16] == _PIFF_SENC):
+            marked = True
+    if added:
+        into.encrypted += [marked] * added
+        into.starts += [start] + [None] * (added - 1)
+    return last
 
 
-def _run(data: Data, base: int, position: int, defaults: Defaults, into: _Runs) -> _Run | None:
-    if len(data) < 8:
+def _run(data: bytes, at: int, end: int, base: int, last: _Run | None, defaults: Defaults, into: _Runs) -> _Run | None:
+    if end - at < 8:
         return None
-    flags, count, at = u32_at(data, 0), u32_at(data, 4), 8
+    flags, count = _TWO.unpack_from(data, at)
+    at += 8
     if flags & _RUN_OFFSET:
         # `base` is at most 2**62 and the offset 32 bits: all fits.
         position, at = base + int.from_bytes(data[at : at + 4], "big", signed=True), at + 4
+    else:
+        position = base if last is None else last.position + last.total()
     first_flags = -1
     if flags & _RUN_FIRST_FLAGS:
-        first_flags, at = u32_at(data, at), at + 4
+        first_flags, at = int.from_bytes(data[at : at + 4], "big"), at + 4
     if width := (flags & 0xF00).bit_count():
-        present = max(0, len(data) - at) // (4 * width)
+        present = max(0, end - at) // (4 * width)
         if present < count:
-            into.damaged += 1
+            into.missing += count - present
             count = present
     return _Run(flags, count, first_flags, position, data[at : at + 4 * width * count], defaults) if count else None
 
 
 def _media(found: _Runs) -> Media:
     runs = found.runs
-    counts = np.array([run.count for run in runs], dtype=np.int64)
+    counts = np.array([run.samples for run in runs], dtype=np.int64)
     total = int(counts.sum())
     widths = np.array([run.width for run in runs], dtype=np.int64)
     flags = np.array([run.flags for run in runs], dtype=np.int64)
@@ -212,7 +210,6 @@ def _media(found: _Runs) -> Media:
             hidden[firsts[1] :] = decoding[firsts[1] :] <= np.repeat(last, counts[1:])
     ends = np.cumsum(size)
     position = ends - size + np.repeat(np.array([run.position for run in runs], dtype=np.int64) - (ends - size)[firsts], counts)
-    notes = [f"{found.damaged} fragments claim more samples than they hold"] if found.damaged else []
     return Media(
         position=position,
         size=size,
@@ -223,6 +220,5 @@ def _media(found: _Runs) -> Media:
         entry=np.repeat(np.array([run.defaults.entry for run in runs], dtype=np.int64), counts),
         encrypted=np.repeat(np.array(found.encrypted, dtype=np.bool_), counts),
         hidden=hidden,
-        declared=total,
-        notes=notes,
+        declared=total + found.missing,
     )

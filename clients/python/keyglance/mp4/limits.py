@@ -43,9 +43,9 @@ class Budget:
         self._bytes = limits.header_bytes
         self._samples = limits.samples
 
-    def box(self) -> None:
-        """One more box is looked at."""
-        self._boxes -= 1
+    def box(self, count: int = 1) -> None:
+        """One more box is looked at, or several."""
+        self._boxes -= count
         if self._boxes < 0:
             raise TooLarge.over("boxes", self._limits.boxes - self._boxes, self._limits.boxes)
 

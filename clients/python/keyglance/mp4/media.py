@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -102,7 +103,7 @@ def read_media(boxes: Boxes, track: Track) -> Media | None:
         decoding=decoding,
         presentation=presentation,
         duration=duration,
-        key=_keys(payload(b"stss"), payload(b"stps"), payload(b"sdtp"), groups, count, notes),
+        key=_keys(payload, groups, count, notes),
         entry=entry,
         encrypted=np.zeros(count, dtype=np.bool_),
         hidden=np.zeros(count, dtype=np.bool_),
@@ -123,14 +124,16 @@ def _times(stts: Data | None, ctts: Data | None, count: int, notes: list[str]) -
     return decoding, decoding if offsets is None else decoding + offsets, duration
 
 
-def _keys(stss: Data | None, stps: Data | None, sdtp: Data | None, groups: list[Data], count: int, notes: list[str]) -> Mask:
+def _keys(payload: Callable[[bytes], Data | None], groups: list[Data], count: int, notes: list[str]) -> Mask:
     """Which samples can be decoded alone: sync and partial sync samples, and members of a group 'rap '."""
+    stss = payload(b"stss")
     if stss is None:
+        sdtp = payload(b"sdtp")
         if sdtp is not None and (lying := int((tables.dependencies(sdtp, count) == 1).sum())):
             notes.append(f"all samples are flagged as keyframes, but {lying} are said to depend on others")
         return np.ones(count, dtype=np.bool_)
     keys = tables.listed(stss, count)
-    if stps is not None:
+    if (stps := payload(b"stps")) is not None:
         keys |= tables.listed(stps, count)
     if groups and (rap := tables.group_indices(groups, b"rap ", count)) is not None:
         keys |= rap > 0

@@ -14,7 +14,7 @@ from keyglance.mp4.tables import u32_at
 #: Boxes of a sample table that are read; of each the first counts.
 _TABLES = {b"stts", b"ctts", b"stss", b"stps", b"sdtp", b"stsz", b"stz2", b"stsc", b"stco", b"co64"}
 _MOST_GROUPS = 32
-_MOST_REFERENCES = 4096  # bytes of data references and track references that are looked at
+_MOST_REFERENCES = 4096  # bytes of track references that are looked at
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Track:
     edits: Box | None = None
     external: tuple[bool, ...] = ()  # by data reference: whether it names another file
     tables: dict[bytes, Box] = field(default_factory=dict)
-    groups: list[Box] = field(default_factory=list)  # sbgp
-    group_descriptions: list[Box] = field(default_factory=list)  # sgpd
+    groups: list[Box] = field(default_factory=list)  # sbgp of types 'rap ' and 'roll'
+    group_descriptions: list[Box] = field(default_factory=list)  # sgpd of these types
     entries: list[SampleEntry] = field(default_factory=list)
 
 
@@ -138,13 +138,13 @@ def _media(boxes: Boxes, mdia: Box, track: Track) -> None:
                     track.tables.setdefault(child.kind, child)
                 elif child.kind == b"stsd":
                     track.entries = track.entries or read_entries(boxes, child)
-                elif child.kind == b"sbgp" and len(track.groups) < _MOST_GROUPS:
-                    track.groups.append(child)
-                elif child.kind == b"sgpd" and len(track.group_descriptions) < _MOST_GROUPS:
-                    track.group_descriptions.append(child)
+                elif child.kind in (b"sbgp", b"sgpd") and bytes(boxes.read(child, 8)[4:8]) in (b"rap ", b"roll"):
+                    kept = track.groups if child.kind == b"sbgp" else track.group_descriptions
+                    if len(kept) < _MOST_GROUPS:
+                        kept.append(child)
 
 
 def _is_external(boxes: Boxes, entry: Box) -> bool:
     """Whether a data reference (8.7.2) names another file; some writers forget the flag but name none."""
-    data = boxes.read(entry, _MOST_REFERENCES)
+    data = boxes.read(entry, 64)
     return not u32_at(data, 0) & 1 and any(data[4:])

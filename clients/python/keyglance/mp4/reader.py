@@ -62,6 +62,10 @@ def read_index(source: RandomAccess, limits: Mp4Limits | None = None, *, describ
     layout = find(boxes)
     movie = read_movie(boxes, layout.moov, limits)
     notes: list[str] = []
+    if layout.moov.overrun:
+        if not any(track.handler == b"vide" for track in movie.tracks):
+            raise NotAVideo(f"the file ends {layout.moov.overrun:,} bytes before the end of its movie box")
+        notes.append(f"the file ends {layout.moov.overrun:,} bytes before the end of its movie box")
     if layout.early:
         notes.append(f"{layout.early} fragments lie before the movie box")
     candidates = _candidates(boxes, layout, movie)
@@ -163,7 +167,7 @@ def _index(
     def beginning(sample: int) -> bytes:
         return bytes(boxes.source.read(int(media.position[sample]), min(int(media.size[sample]), _BEGINNING)))
 
-    config = _config(entry, combined_aspect(movie, track, entry, notes))
+    config = _config(entry, _aspect(movie, track, entry, notes))
     if describe is not None:
         config = describe(config, beginning)
     _check_size(config, limits)
@@ -218,7 +222,7 @@ def _entry(track: Track, media: Media, notes: list[str]) -> SampleEntry:
             notes.append(f"the {entry.codec} configuration changes, which is not followed")
     if entry.clean_aperture is not None:
         wide, high = entry.clean_aperture
-        if (wide, high) != (entry.width, entry.height):
+        if wide != entry.width or high != entry.height:
             notes.append(f"clean aperture {float(wide):g}x{float(high):g} of {entry.width}x{entry.height} is not applied")
     return entry
 
@@ -313,7 +317,7 @@ def _shown(
     return times, outside
 
 
-def combined_aspect(movie: Movie, track: Track, entry: SampleEntry, notes: list[str]) -> Fraction:
+def _aspect(movie: Movie, track: Track, entry: SampleEntry, notes: list[str]) -> Fraction:
     """Width over height of a pixel: as told, by a matrix that stretches, or by the size that the track is shown at."""
     aspect = entry.sample_aspect
     if aspect is None:

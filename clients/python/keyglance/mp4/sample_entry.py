@@ -13,7 +13,7 @@ from keyglance.video import Colour, ColourRange
 #: Bytes of the fixed fields; boxes follow.
 _FIXED = 78
 #: Sample entries of one track that are read; more make no sense.
-MOST_ENTRIES = 64
+MOST_ENTRIES = 1024
 _LARGEST_RECORD = 1 << 20
 #: 'tenc' as PIFF 1.1 spells it (5.3.3).
 _PIFF_TENC = bytes.fromhex("8974dbce7be74c5184f97148f9882554")
@@ -62,12 +62,14 @@ def _entry(boxes: Boxes, box: Box) -> SampleEntry:
             parts[child.kind] = boxes.read(child, _LARGEST_RECORD)
     codec = CODECS.get(kind, "")
     record: Data = parts.get(CONFIGURATIONS.get(codec, b""), b"")
+    if codec == "hevc" and b"lhvC" in parts:
+        record = _with_layers(bytes(record), bytes(parts[b"lhvC"]))
     extradata = b"" if codec in ("vp8", "vp9") else bytes(record)
     if codec == "mpeg4":
         stream = elementary_stream(parts.get(b"esds", b""))
         if stream is not None:
             codec, extradata = stream
-    elif b"glbl" in parts and not extradata:
+    if not extradata and codec not in ("vp8", "vp9") and b"glbl" in parts:
         extradata = bytes(parts[b"glbl"])
     return SampleEntry(
         kind=kind,
@@ -84,7 +86,14 @@ def _entry(boxes: Boxes, box: Box) -> SampleEntry:
     )
 
 
-_PARTS = {b"esds", b"glbl", b"pasp", b"colr", b"clap", *CONFIGURATIONS.values()}
+_PARTS = {b"esds", b"glbl", b"lhvC", b"pasp", b"colr", b"clap", *CONFIGURATIONS.values()}
+
+
+def _with_layers(record: bytes, layers: bytes) -> bytes:
+    """An `hvcC` record with the parameter sets of the `lhvC` record of further layers behind its own, as FFmpeg has them."""
+    if len(record) < 23 or len(layers) < 6 or record[22] + layers[5] > 255:
+        return record
+    return record[:22] + bytes((record[22] + layers[5],)) + record[23:] + layers[6:]
 
 
 def _protection(boxes: Boxes, sinf: Box) -> tuple[bytes, bool]:

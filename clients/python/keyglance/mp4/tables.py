@@ -103,7 +103,7 @@ def samples_of_chunks(data: Data, chunks: int) -> tuple[Ints, Ints] | None:
 
     None where the table contradicts itself: chunks that do not follow each other, no samples, no description.
     """
-    table = _words(data, 8, u32_at(data, 4), ">u4", 3).astype(np.int64)
+    table: Ints = _words(data, 8, u32_at(data, 4), ">u4", 3).astype(np.int64)
     if not len(table) or table[0, 0] != 1 or (table[1:, 0] <= table[:-1, 0]).any() or (table[:, 1:] < 1).any():
         return None
     table = table[table[:, 0] <= chunks]
@@ -121,7 +121,8 @@ def positions(chunk_starts: Ints, per_chunk: Ints, size: Ints) -> Ints:
     first = np.concatenate((np.zeros(1, dtype=np.int64), last[:-1]))
     before = np.concatenate((np.zeros(1, dtype=np.int64), ends))
     shift = chunk_starts[: len(first)] - before[first]
-    return ends - size + np.repeat(shift, last - first)
+    starts: Ints = ends - size + np.repeat(shift, last - first)
+    return starts
 
 
 def listed(data: Data, count: int) -> Mask:
@@ -134,7 +135,8 @@ def listed(data: Data, count: int) -> Mask:
 
 def dependencies(data: Data, count: int) -> Ints:
     """`sdtp`: `sample_depends_on` of up to `count` samples: 0 unknown, 1 on others, 2 on none, 3 reserved."""
-    return (_words(data, 4, count, ">u1").astype(np.int64) >> 4) & 3
+    depends: Ints = (_words(data, 4, count, ">u1").astype(np.int64) >> 4) & 3
+    return depends
 
 
 def group_indices(boxes: Sequence[Data], kind: bytes, count: int) -> Ints | None:
@@ -142,7 +144,7 @@ def group_indices(boxes: Sequence[Data], kind: bytes, count: int) -> Ints | None
     for data in boxes:
         if bytes(data[4:8]) != kind:
             continue
-        offset = 12 if data[0] == 1 else 8
+        offset = 12 if data[:1] == b"\x01" else 8
         table = _words(data, offset + 4, u32_at(data, offset), ">u4", 2).astype(np.int64)
         values, _ = stretch(table[:, 1], table[:, 0], count)
         return _pad(values, count, 0)
@@ -154,7 +156,7 @@ def roll_distances(boxes: Sequence[Data]) -> Ints:
     for data in boxes:
         if bytes(data[4:8]) != b"roll":
             continue
-        version = data[0]
+        version = data[0] if len(data) else 0
         # Version 1 tells the length of all entries, 0 has entries of their own length; version 2 adds a default.
         if version == 1 and u32_at(data, 8) != 2:
             break
