@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyglance.text import clock, count, plain, size
+from keyglance.text import clock, container, count, plain, size
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,17 @@ def test_plain_keeps_what_is_plain() -> None:
 def test_sizes_and_counts() -> None:
     assert [size(number) for number in (0, 1023, 1024, 64 << 20, 3 << 40)] == ["0 B", "1023 B", "1.0 KiB", "64.0 MiB", "3.0 TiB"]
     assert [count(1, "label"), count(2, "label"), count(1200, "label")] == ["1 label", "2 labels", "1,200 labels"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("mov,mp4,m4a,3gp,3g2,mj2", "mov/mp4"),
+        ("matroska,webm", "matroska/webm"),
+        ("avi", "avi"),
+        ("", "(none)"),
+        ("a\x1b[1m", "a\ufffd[1m"),
+    ],
+)
+def test_container(name: str, shown: str) -> None:
+    assert container(name) == shown

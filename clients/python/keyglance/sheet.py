@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from keyglance import answer as reading
 from keyglance.answer import Answer
-from keyglance.text import clock, count, plain, share, size
+from keyglance.text import clock, container, count, plain, share, size
 from keyglance.v1 import keyglance_pb2 as pb
 
 #: What `Image.save` is asked for, by the file name's ending.
@@ -275,7 +275,7 @@ def _region_colours(answer: Answer) -> dict[str, Colour]:
 def _video_facts(answer: Answer) -> str:
     video, coverage = answer.video, answer.coverage
     facts = (
-        f"{video.container}, {video.codec} {video.profile}".strip(),
+        f"{container(video.container)}, {video.codec} {video.profile}".strip(),
         f"{video.width} x {video.height}",
         clock(video.duration, decimals=1),
         size(video.size),

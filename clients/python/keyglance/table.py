@@ -15,7 +15,7 @@ from rich.text import Text
 
 from keyglance import answer as reading
 from keyglance.answer import Answer, ServerInfo
-from keyglance.text import clock, count, plain, share, size
+from keyglance.text import clock, container, count, plain, share, size
 from keyglance.v1 import keyglance_pb2 as pb
 
 _VERDICT_STYLES = {"PASS": "bold green", "REVIEW": "bold yellow", "BLOCK": "bold red"}
@@ -101,7 +101,7 @@ def _headline(name: str, answer: Answer) -> Text:
 
 def _video_line(answer: Answer) -> str:
     video, coverage = answer.video, answer.coverage
-    facts = [f"{plain(video.container)}, {plain(' '.join((video.codec, video.profile)))}", f"{video.width}×{video.height}"]
+    facts = [f"{container(video.container)}, {plain(' '.join((video.codec, video.profile)))}", f"{video.width}×{video.height}"]
     if video.rotation or video.mirrored:
         facts.append(f"turned {video.rotation}°" + (", mirrored" if video.mirrored else ""))
     if video.hdr:

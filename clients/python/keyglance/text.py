@@ -15,6 +15,11 @@ def plain(text: str) -> str:
     return shown or "(none)"
 
 
+def container(name: str) -> str:
+    """FFmpeg's name of a demuxer, of which those for families of formats list every one, as at most two of them."""
+    return plain("/".join(name.split(",")[:2]))
+
+
 def clock(seconds: float, *, decimals: int = 0) -> str:
     """Seconds as m:ss or h:mm:ss, with `decimals` more digits."""
     if not math.isfinite(seconds):
