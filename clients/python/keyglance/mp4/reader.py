@@ -22,7 +22,7 @@ from keyglance.mp4.movie import Movie, Track, combined, read_movie
 from keyglance.mp4.orientation import IDENTITY, orientation_of
 from keyglance.mp4.sample_entry import SampleEntry
 from keyglance.mp4.source import RandomAccess
-from keyglance.mp4.timeline import repair
+from keyglance.mp4.timeline import DEFAULT_RATE, FARTHEST_JUMP, FARTHEST_OFFSET, FASTEST, repair
 from keyglance.video import Colour, SampleFlag, Samples, StreamConfig, VideoIndex
 
 #: FFmpeg's name of its demuxer for this family.
@@ -41,9 +41,8 @@ _OTHER_HANDLERS = {
     b"soun", b"text", b"sbtl", b"subt", b"subp", b"clcp", b"tmcd", b"meta", b"hint", b"odsm", b"sdsm", b"crsm", b"mp7s",
     b"ocsm", b"ipsm", b"mjsm", b"auxv", b"pict", b"fdsm", b"priv", b"data", b"haptic",
 }  # fmt: skip
-#: As in `decoder_pool.timeline`: what is within these is believed as it is.
-_FARTHEST_OFFSET, _FARTHEST_JUMP, _FASTEST = 60, 3600, 1000
-_STEP = 1 / 25
+#: Samples may share bytes, but their sizes are no more in all than this many times the file, plus 256 MiB.
+_SHARED_FACTOR, _SHARED_BASE = 8, 256 << 20
 #: Sample aspects beyond this, or below its inverse, are taken for errors.
 _WIDEST_ASPECT = 20
 
@@ -155,9 +154,10 @@ def _index(
     if not media.key.any():
         notes.append("no sample is flagged as a keyframe")
     duration = media.duration / track.timescale
+    duration[duration > FARTHEST_JUMP] = 0.0  # as unbelievable as a jump of that size, which the timeline closes
     inside = times if not outside.any() else times[~outside]
     zero = float(inside.min())
-    ends = times + np.where(media.duration > 0, duration, step)
+    ends = times + np.where(duration > 0, duration, step)
     end = float((ends if inside is times else ends[~outside]).max())
     length = max(0.0, end - zero)
     if length > limits.seconds:
@@ -262,6 +262,9 @@ def _cut(media: Media, size_bytes: int, notes: list[str]) -> tuple[bool, npt.NDA
         notes.append(f"{int(cut.sum())} samples end behind the end of the file")
         flags[cut] |= int(SampleFlag.CORRUPT)
         media.size = np.minimum(media.size, size_bytes - media.position)
+    total = int(media.size.sum())
+    if total > _SHARED_FACTOR * size_bytes + _SHARED_BASE:
+        raise CorruptVideo(f"samples of {total:,} bytes in all in a file of {size_bytes:,} bytes")
     return missing, flags
 
 
@@ -276,16 +279,16 @@ def _seconds(media: Media, timescale: int, notes: list[str]) -> tuple[npt.NDArra
     """Presentation seconds on the media's clock, repaired where they cannot be; and the usual time to the next sample."""
     count = len(media)
     shown, clock = media.presentation, media.decoding
-    step = _STEP
+    step = 1 / DEFAULT_RATE
     if not media.duration.all():
         known = media.duration[media.duration > 0]
-        step = float(np.median(known)) / timescale if len(known) else _STEP
+        step = float(np.median(known)) / timescale if len(known) else step
     offset = shown - clock
     moves = np.diff(clock)
     believable = (
-        int(offset.max()) - int(offset.min()) <= _FARTHEST_OFFSET * timescale
-        and (count < 2 or (int(moves.min()) >= -timescale and int(moves.max()) <= _FARTHEST_JUMP * timescale))
-        and (count < 3 or (int(shown.max()) - int(shown.min())) * _FASTEST >= (count - 1) * timescale)
+        int(offset.max()) - int(offset.min()) <= FARTHEST_OFFSET * timescale
+        and (count < 2 or (int(moves.min()) >= -timescale and int(moves.max()) <= FARTHEST_JUMP * timescale))
+        and (count < 3 or (int(shown.max()) - int(shown.min())) * FASTEST >= (count - 1) * timescale)
     )
     # The first picture is zero in the end: what all times have in common would only cost precision as floats.
     origin = int(shown.min())
