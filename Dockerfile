@@ -20,7 +20,7 @@ COPY loadtest/__init__.py loadtest/__init__.py
 RUN pip install --no-deps --no-build-isolation ./clients/python .
 
 FROM python:3.12-slim AS cpu
-RUN useradd --system --uid 10001 --create-home keyglance \
+RUN useradd --system --uid 10001 keyglance \
     && install -d -o keyglance -g keyglance /models
 COPY --from=build /opt/keyglance /opt/keyglance
 ENV PATH=/opt/keyglance/bin:$PATH \
@@ -28,7 +28,7 @@ ENV PATH=/opt/keyglance/bin:$PATH \
     KEYGLANCE_SERVER__LISTEN=0.0.0.0:50051 \
     KEYGLANCE_MODELS__FOLDER=/models
 USER keyglance
-WORKDIR /home/keyglance
+WORKDIR /srv
 VOLUME /models
 EXPOSE 50051
 STOPSIGNAL SIGTERM

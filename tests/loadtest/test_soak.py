@@ -22,5 +22,5 @@ def test_a_lost_worker_is_found() -> None:
 
 
 def test_what_grew_is_named() -> None:
-    grown = replace(BEFORE, threads=90, descriptors=300, memory_mib=1100.0)
+    grown = replace(BEFORE, threads=90, descriptors=300, memory_mib=1200.0)
     assert [line.split(":")[0] for line in differences(BEFORE, grown, (3, 3))] == ["threads", "descriptors", "memory"]
