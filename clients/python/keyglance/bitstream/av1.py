@@ -168,14 +168,14 @@ class Av1:
         self._sequence: Sequence | None = None
         self._known: bytes = b""
         for unit in record.units:
-            for _ in self._frames(unit):
+            for _ in self._frames(unit, True):
                 break
         self.in_band = False
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a temporal unit holds: a shown key frame in front, or else the frame that it shows."""
         frames: list[tuple[SampleKind, bool]] = []
-        for frame in self._frames(payload):
+        for frame in self._frames(payload, whole):
             if frame.facts is not None and not frames:
                 self.facts = frame.facts
             # A hidden key frame starts nothing yet (7.6.2: a delayed random access point).
@@ -185,9 +185,9 @@ class Av1:
                 break
         return together(frames) if frames else UNKNOWN
 
-    def _frames(self, payload: bytes) -> Iterator[_Frame]:
+    def _frames(self, payload: bytes, whole: bool) -> Iterator[_Frame]:
         """The frame headers of a temporal unit; sequence headers are taken in on the way."""
-        for kind, layer, data in _units(payload):
+        for kind, layer, data in _units(payload, whole):
             if kind == _SEQUENCE:
                 self._take(data)
             elif kind in (_FRAME_HEADER, _FRAME):
@@ -210,7 +210,7 @@ def _kind(frame_type: int | None) -> SampleKind:
     return {_KEY: SampleKind.IDR, _INTRA_ONLY: SampleKind.I}.get(frame_type, SampleKind.P)
 
 
-def _units(payload: bytes) -> Iterator[tuple[int, tuple[int, int], bytes]]:
+def _units(payload: bytes, whole: bool) -> Iterator[tuple[int, tuple[int, int], bytes]]:
     """(type, temporal and spatial layer, beginning) of the open bitstream units of a sample (5.3)."""
     at = 0
     for _ in range(_UNITS):
@@ -224,7 +224,7 @@ def _units(payload: bytes) -> Iterator[tuple[int, tuple[int, int], bytes]]:
         size = len(payload) - at
         if header & 2:
             size, at = _leb128(payload, at)
-        if size < 0 or size > len(payload) - at:
+        if whole and size > len(payload) - at:
             raise BitstreamError(f"an AV1 unit of {size} bytes that leads past its sample's end")
         yield header >> 3 & 15, (extension >> 5, extension >> 3 & 3), payload[at : at + min(size, HEADER_BYTES)]
         at += size

@@ -176,10 +176,10 @@ class H264:
             return None
         return with_transfer(sps.facts, self._transfer, interlaced=True if self._field else sps.facts.interlaced)
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds; parameter sets in it are kept."""
         recovery = False
-        found = iter(units(payload, form_of(payload, self._length_size)))
+        found = iter(units(payload, form_of(payload, self._length_size), whole=whole))
         for unit in found:
             kind = unit[0] & 31
             if kind in (_SLICE, _PARTITION_A, _IDR_SLICE):

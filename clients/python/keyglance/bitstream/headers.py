@@ -46,7 +46,7 @@ class _Headers(Protocol):
     @property
     def facts(self) -> SequenceFacts | None: ...
 
-    def read(self, payload: bytes) -> SampleFacts: ...
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts: ...
 
 
 def _plain(record: bytes) -> Record:
@@ -130,13 +130,17 @@ class StreamHeaders:
     def __repr__(self) -> str:
         return f"StreamHeaders({self._config.codec}, {self._facts()})"
 
-    def kind(self, payload: bytes) -> SampleFacts:
-        """What a sample really holds; `UNKNOWN` where that cannot be read. `payload` is the whole sample."""
+    def kind(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
+        """What a sample really holds; `UNKNOWN` where that cannot be read.
+
+        `whole` False: `payload` is only the beginning of the sample. Then a second field, the end of a VP9 superframe and
+        slices of another type behind that beginning are not seen, and lengths may lead past it.
+        """
         if self._headers is None:
             intra = self._config.codec in INTRA_ONLY and len(payload) > 0
             return SampleFacts(SampleKind.IDR) if intra else UNKNOWN
         try:
-            return self._headers.read(payload)
+            return self._headers.read(payload, whole=whole)
         except BitstreamError as error:
             self._problem = str(error)
             return UNKNOWN
@@ -193,15 +197,15 @@ class StreamHeaders:
 
 
 def describe(config: StreamConfig, first_key_sample: bytes | None = None, *, length_size: int | None = None) -> Described:
-    """The stream as its configuration record and, where given, its first key sample have it; never raises."""
+    """The stream as its configuration record and its first key sample, or the first 64 KiB of it, have it; never raises."""
     headers = StreamHeaders(config, length_size=length_size)
     if first_key_sample is not None:
-        headers.kind(first_key_sample)
+        headers.kind(first_key_sample, whole=False)
     return headers.describe()
 
 
 def sample_kind(config: StreamConfig, payload: bytes, *, length_size: int | None = None) -> SampleFacts:
-    """What one sample holds by itself; for many samples of a stream keep a `StreamHeaders`. Never raises."""
+    """What one whole sample holds by itself; for many samples of a stream keep a `StreamHeaders`. Never raises."""
     return StreamHeaders(config, length_size=length_size).kind(payload)
 
 

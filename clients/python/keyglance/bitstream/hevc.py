@@ -199,10 +199,10 @@ class Hevc:
         sps = self._active or self._sets.first
         return None if sps is None else with_transfer(sps.facts, self._transfer, interlaced=sps.facts.interlaced)
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds; parameter sets in it are kept."""
         recovery = False
-        found = units(payload, form_of(payload, self._length_size))
+        found = units(payload, form_of(payload, self._length_size), whole=whole)
         for unit in found:
             kind = _type(unit)
             if kind is not None and kind < 32:

@@ -134,7 +134,7 @@ class Mpeg2:
         """What the last sequence header says."""
         return None if self._sequence is None else self._sequence.facts(self._progressive_frame)
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds; a sequence header in it holds for later ones."""
         closed, kind, at, field = False, None, 0, False
         for start, unit in units(payload):
@@ -143,7 +143,8 @@ class Mpeg2:
                 if code == _SEQUENCE:
                     self._sequence, self.in_band = _Sequence.parse(unit), True
                 elif code == _EXTENSION and self._sequence is not None:
-                    self._sequence = self._sequence.extend(unit)
+                    sequence, self._sequence = self._sequence, None  # a broken extension leaves none
+                    self._sequence = sequence.extend(unit)
                 elif code == _GROUP:
                     closed = bool(unit[4:5] and unit[4] & 0x40)
                 elif code == _PICTURE and len(unit) >= 3:

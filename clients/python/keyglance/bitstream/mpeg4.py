@@ -139,7 +139,7 @@ class Mpeg4:
             layer.interlaced,
         )
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds, of several planes (packed B pictures) the first; headers in it hold for later ones."""
         closed = False
         for _, unit in units(payload):

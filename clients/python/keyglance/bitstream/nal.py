@@ -42,19 +42,19 @@ def form_of(payload: bytes, length_size: int) -> int:
     return length_size
 
 
-def units(payload: bytes, length_size: int) -> Iterator[bytes]:
+def units(payload: bytes, length_size: int, *, whole: bool = True) -> Iterator[bytes]:
     """The NAL units of a sample, each up to its first `_UNIT_BYTES` bytes; the next is looked for only when asked for.
 
     `length_size` 0: byte stream format (ITU-T H.264, annex B), else lengths of so many bytes (ISO/IEC 14496-15, 5.3.2).
     A unit in byte stream format may carry the beginning of the next: `unescaped` cuts it off. A length that leads past the
-    end ends the sample: decoders refuse it whole.
+    end of a `whole` sample ends it: decoders refuse such a unit.
     """
     at = 0
     if length_size:
         for _ in range(_UNITS):
             start = at + length_size
             at = start + int.from_bytes(payload[at:start], "big")
-            if start >= len(payload) or at > len(payload):
+            if start >= len(payload) or (whole and at > len(payload)):
                 return
             if at > start:
                 yield payload[start : min(at, start + _UNIT_BYTES)]

@@ -24,7 +24,7 @@ class Vp8:
         self.facts: SequenceFacts | None = None
         self.in_band = False
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds."""
         tag = payload[:10]
         if len(tag) < 3:
@@ -56,9 +56,9 @@ class Vp9:
         self.facts: SequenceFacts | None = None
         self.in_band = False
 
-    def read(self, payload: bytes) -> SampleFacts:
+    def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds: of a superframe, the key frame it starts with or else the frame that it shows."""
-        frames = [_vp9_frame(part) for part in _superframe(payload)]
+        frames = [_vp9_frame(part) for part in (_superframe(payload) if whole else [payload[:_HEADER]])]
         if not frames:
             return UNKNOWN
         for frame in frames:
