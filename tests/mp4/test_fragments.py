@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyglance.errors import CorruptVideo, Encrypted, NotAVideo
-from keyglance.mp4 import BytesSource, CountingSource, Mp4Limits, read_index
+from keyglance.mp4 import BytesSource, CountingSource, Mp4Limits, as_the_container_says, read_index
 from keyglance.video import SampleFlag, VideoIndex
 from tests.mp4.build import (
     BASE_IS_MOOF,
@@ -53,7 +53,7 @@ ALL = RUN_DURATION | RUN_SIZE | RUN_FLAGS | RUN_COMPOSITION
 
 
 def read(data: bytes) -> VideoIndex:
-    return read_index(BytesSource(data))
+    return read_index(BytesSource(data), describe=as_the_container_says)
 
 
 def keys(index: VideoIndex) -> list[int]:
@@ -177,6 +177,7 @@ def test_overlapping_fragments_are_marked() -> None:
     # A picture of a later fragment that is not later than all of the fragment before adds nothing.
     assert np.flatnonzero(index.samples.having(SampleFlag.OUTSIDE_EDIT)).tolist() == [*range(20, 25)]
     assert index.samples.time[20] == pytest.approx(15 * 512 / 12800)
+    assert index.notes == ("5 of 60 samples are overlaid by other fragments",)
 
 
 def test_a_gap_is_closed_only_beyond_an_hour() -> None:
@@ -266,5 +267,5 @@ def test_encrypted_fragments() -> None:
 
 def test_only_headers_and_fragments_are_touched() -> None:
     source = CountingSource(BytesSource(clip([replace(s, size=5000) for s in CLIP], 20)))
-    read_index(source, Mp4Limits())
+    read_index(source, Mp4Limits(), describe=as_the_container_says)
     assert sum(end - start for start, end in source.touched()) < 2_500

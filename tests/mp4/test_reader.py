@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyglance.errors import CorruptVideo, EmptySource, Encrypted, KeyglanceError, NotAVideo, NoVideoStream, TooLarge
-from keyglance.mp4 import BytesSource, CountingSource, Declined, FileSource, Mp4Limits, read_index
+from keyglance.mp4 import BytesSource, CountingSource, Declined, FileSource, Mp4Limits, as_the_container_says, read_index
 from keyglance.video import Colour, ColourRange, Orientation, SampleFlag, StreamConfig, VideoIndex
 from tests.mp4.build import (
     AVCC,
@@ -43,7 +43,7 @@ SOUND = Track([Sample(20, 1024) for _ in range(30)], 9, b"soun", 48000, [box(b"m
 
 
 def read(data: bytes, **limits: Any) -> VideoIndex:
-    return read_index(BytesSource(data), Mp4Limits(**limits))
+    return read_index(BytesSource(data), Mp4Limits(**limits), describe=as_the_container_says)
 
 
 def keys(index: VideoIndex) -> list[int]:
@@ -108,18 +108,18 @@ def test_a_plain_clip(order: Any, tmp_path: Path) -> None:
     assert index.notes == ()
     assert index.other_video_tracks == 0
     assert index.orientation == Orientation()
-    assert index.config == StreamConfig("h264", 640, 360, 8, "420", "High", AVCC, int.from_bytes(b"avc1", "little"))
+    assert index.config == StreamConfig("h264", 640, 360, 8, "420", "", AVCC, int.from_bytes(b"avc1", "little"))
     path = tmp_path / "clip.mp4"
     path.write_bytes(data)
     with FileSource(path) as source:
-        assert repr(read_index(source)) == repr(index)
+        assert repr(read_index(source, describe=as_the_container_says)) == repr(index)
 
 
 def test_only_the_bytes_needed_are_touched() -> None:
     picture = box(b"udta", box(b"free", bytes(100_000)))
     track = Track(CLIP, more=full(b"saiz", 0, 0, bytes(50_000)))
     source = CountingSource(BytesSource(movie([SOUND, track], extra=picture)))
-    index = read_index(source)
+    index = read_index(source, describe=as_the_container_says)
     touched = source.touched()
     # Of the tables only those of the video: 60 sizes, offsets and times, and a few hundred bytes of everything else.
     assert sum(end - start for start, end in touched) < 2_200
@@ -539,17 +539,41 @@ def test_a_clear_beginning() -> None:
 # The seam for bitstream headers
 
 
-def test_the_bitstream_has_the_last_word() -> None:
-    data = movie([Track(CLIP, entries=[visual_entry(b"avc1", 320, 240)])])
-    seen: list[bytes] = []
+#: What x264 writes for 320x240 pixels.
+X264 = bytes.fromhex("0164000dffe100186764000dacd94141fa1000000300100000030320f142996001000668ebe3cb22c0fdf8f800")
 
-    def describe(config: StreamConfig, beginning: Any) -> StreamConfig:
-        seen.extend((beginning(0), beginning(1)))
-        return replace(config, width=4000)
+
+def test_the_bitstream_has_the_last_word() -> None:
+    entry = visual_entry(b"avc1", 640, 360, config=box(b"avcC", X264))
+    source = CountingSource(BytesSource(movie([Track(CLIP, entries=[entry])])))
+    index = read_index(source)
+    assert (index.config.width, index.config.height, index.config.profile) == (320, 240, "High")
+    assert index.notes == ("size: the container says 640x360, the bitstream 320x240",)
+    assert max(end for _, end in source.touched()) < int(index.samples.position.min())  # the record told it all
+
+
+def test_where_the_record_tells_nothing_the_first_keyframe_is_looked_at() -> None:
+    pictures = [replace(sample, size=200_000, key=n == 3) for n, sample in enumerate(CLIP[:5])]
+    source = CountingSource(BytesSource(movie([Track(pictures, entries=[visual_entry(b"avc3", config=b"")])])))
+    index = read_index(source)
+    assert source.reads[-1] == (int(index.samples.position[3]), 1 << 16)
+    assert (index.config.width, index.config.height) == (320, 240)
+    source = CountingSource(BytesSource(movie([Track(pictures, entries=[visual_entry(b"apcn")])])))
+    index = read_index(source)
+    assert source.reads[-1][0] < int(index.samples.position.min())
+
+
+def test_any_other_description_of_the_bitstream() -> None:
+    data = movie([Track(CLIP, entries=[visual_entry(b"avc1", 320, 240)])])
+    seen: list[Any] = []
+
+    def describe(config: StreamConfig, beginning: Any, keyframe: int) -> tuple[StreamConfig, list[str]]:
+        seen.extend((keyframe, len(beginning(0)), len(beginning(1))))
+        return replace(config, width=4000), ["it is wide"]
 
     index = read_index(BytesSource(data), describe=describe)
-    assert index.config.width == 4000
-    assert [len(each) for each in seen] == [500, 100]
+    assert (index.config.width, index.notes) == (4000, ("it is wide",))
+    assert seen == [0, 500, 100]
     with pytest.raises(TooLarge, match="pixels"):
         read_index(BytesSource(data), Mp4Limits(pixels=320 * 240), describe=describe)
 

@@ -1,4 +1,4 @@
-"""Which codec a sample entry's four-character code stands for, and what its configuration record tells without a decoder."""
+"""Which codec a sample entry's four-character code stands for, and what the container alone tells of it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ PROTECTED = (b"encv", b"drmi", b"drms")
 
 _OBJECT_TYPES = {0x20: "mpeg4", 0x6A: "mpeg1video", 0x6C: "mjpeg", **dict.fromkeys(range(0x60, 0x66), "mpeg2video")}
 _PRORES = {b"apch": "HQ", b"apcn": "Standard", b"apcs": "LT", b"apco": "Proxy", b"ap4h": "4444", b"ap4x": "XQ"}
-_CHROMA = ("400", "420", "422", "444")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a configuration tells of the pictures; the defaults are those of most streams."""
+    """What only the container tells, its bitstream not or not well; the defaults are those of most streams."""
 
     bit_depth: int = 8
     chroma_format: str = "420"
@@ -39,70 +38,15 @@ class Facts:
 
 def facts_of(codec: str, kind: bytes, record: Data) -> Facts:
     """From a codec's configuration record (empty where there is none) and the sample entry's code."""
-    match codec:
-        case "h264":
-            return _avc(record)
-        case "hevc":
-            return _hevc(record)
-        case "av1":
-            return _av1(record)
-        case "vp9" | "vp8":
-            return _vpx(record) if codec == "vp9" else Facts()
-        case "prores":
-            high = kind in (b"ap4h", b"ap4x")
-            return Facts(12 if high else 10, "444" if high else "422", _PRORES[kind])
-        case _:
-            return Facts()
+    if codec == "prores":
+        high = kind in (b"ap4h", b"ap4x")
+        return Facts(12 if high else 10, "444" if high else "422", _PRORES[kind], Colour(range=ColourRange.LIMITED))
+    if codec == "mjpeg":
+        return Facts(colour=Colour(matrix=5, range=ColourRange.FULL))  # JFIF (ITU-T T.871, 7)
+    return _vp9(record) if codec == "vp9" else Facts()
 
 
-def _avc(record: Data) -> Facts:
-    """AVCDecoderConfigurationRecord (ISO/IEC 14496-15, 5.3.3.1.2); profiles by ITU-T H.264 annex A."""
-    if len(record) < 7:
-        return Facts()
-    number, constraints = record[1], record[2]
-    intra = bool(constraints & 0x10)
-    name = {
-        44: "CAVLC 4:4:4", 66: "Constrained Baseline" if constraints & 0x40 else "Baseline", 77: "Main", 88: "Extended",
-        100: "High", 110: "High 10 Intra" if intra else "High 10", 118: "Multiview High",
-        122: "High 4:2:2 Intra" if intra else "High 4:2:2", 128: "Stereo High",
-        244: "High 4:4:4 Intra" if intra else "High 4:4:4 Predictive",
-    }.get(number, "")  # fmt: skip
-    if number in (66, 77, 88):
-        return Facts(profile=name)
-    at = 6
-    for count in (record[5] & 31, None):
-        if count is None:
-            if at >= len(record):
-                return Facts(profile=name)
-            count, at = record[at], at + 1
-        for _ in range(count):
-            if at + 2 > len(record):
-                return Facts(profile=name)
-            at += 2 + int.from_bytes(record[at : at + 2], "big")
-    if at + 3 > len(record):
-        return Facts(profile=name)
-    return Facts(8 + (record[at + 1] & 7), _CHROMA[record[at] & 3], name)
-
-
-def _hevc(record: Data) -> Facts:
-    """HEVCDecoderConfigurationRecord (ISO/IEC 14496-15, 8.3.3.1.2)."""
-    if len(record) < 23:
-        return Facts()
-    profile = {1: "Main", 2: "Main 10", 3: "Main Still Picture", 4: "Rext", 6: "Multiview Main", 9: "Scc"}
-    return Facts(8 + (record[17] & 7), _CHROMA[record[16] & 3], profile.get(record[1] & 31, ""))
-
-
-def _av1(record: Data) -> Facts:
-    """AV1CodecConfigurationRecord (AV1 Codec ISO Media File Format Binding, 2.3.3)."""
-    if len(record) < 4:
-        return Facts()
-    profile, bits = record[1] >> 5, record[2]
-    depth = 8 if not bits & 0x40 else 12 if bits & 0x20 else 10
-    chroma = "400" if bits & 0x10 else {0x0C: "420", 0x08: "422"}.get(bits & 0x0C, "444")
-    return Facts(depth, chroma, ("Main", "High", "Professional")[profile] if profile < 3 else "")
-
-
-def _vpx(record: Data) -> Facts:
+def _vp9(record: Data) -> Facts:
     """VPCodecConfigurationRecord behind version and flags (VP Codec ISO Media File Format Binding, v1.0)."""
     if len(record) < 12 or record[0] != 1:
         return Facts()

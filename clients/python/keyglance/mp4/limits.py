@@ -28,7 +28,7 @@ class Mp4Limits:
     samples: int = 1_000_000
     tracks: int = 200
     #: Boxes looked at.
-    boxes: int = 100_000
+    boxes: int = 250_000
     #: Bytes of tables and other payloads read.
     header_bytes: int = 64 << 20
     edits: int = 10_000

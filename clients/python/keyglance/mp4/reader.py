@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import hypot
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from keyglance.errors import CorruptVideo, Encrypted, NotAVideo, NoVideoStream, 
 from keyglance.mp4.boxes import Boxes
 from keyglance.mp4.edits import Edit, first_edit, read_edits, shown_times
 from keyglance.mp4.fragments import read_fragments
+from keyglance.mp4.headers import Describe, by_bitstream
 from keyglance.mp4.layout import Layout, find
 from keyglance.mp4.limits import Budget, Declined, Mp4Limits
 from keyglance.mp4.media import Media, declared_samples, read_media
@@ -23,15 +23,10 @@ from keyglance.mp4.orientation import IDENTITY, orientation_of
 from keyglance.mp4.sample_entry import SampleEntry
 from keyglance.mp4.source import RandomAccess
 from keyglance.mp4.timeline import DEFAULT_RATE, FARTHEST_JUMP, FARTHEST_OFFSET, FASTEST, repair
-from keyglance.video import Colour, SampleFlag, Samples, StreamConfig, VideoIndex
+from keyglance.video import Colour, ColourRange, SampleFlag, Samples, StreamConfig, VideoIndex
 
 #: FFmpeg's name of its demuxer for this family.
 CONTAINER = "mov,mp4,m4a,3gp,3g2,mj2"
-
-#: The beginning of a sample's payload, by its number.
-Beginnings: TypeAlias = Callable[[int], bytes]
-#: Corrects a configuration by the headers in the bitstream.
-Describe: TypeAlias = Callable[[StreamConfig, Beginnings], StreamConfig]
 
 #: Bytes that `Beginnings` gives at most.
 _BEGINNING = 1 << 16
@@ -47,11 +42,11 @@ _SHARED_FACTOR, _SHARED_BASE = 8, 256 << 20
 _WIDEST_ASPECT = 20
 
 
-def read_index(source: RandomAccess, limits: Mp4Limits | None = None, *, describe: Describe | None = None) -> VideoIndex:
+def read_index(source: RandomAccess, limits: Mp4Limits | None = None, *, describe: Describe = by_bitstream) -> VideoIndex:
     """The index of an MP4, MOV or 3GP file, from as few bytes of it as that needs.
 
-    `describe` is given the configuration as the container tells it and a function from the number of a sample to the
-    first 64 KiB of its payload, and gives the configuration that the bitstream tells.
+    `describe` corrects the configuration as the container tells it; the beginnings of samples that it gets are at most
+    64 KiB long.
 
     Raises `Declined` where another reader should try, and else EmptySource, NotAVideo, NoVideoStream, Encrypted,
     CorruptVideo (no samples) or TooLarge. Errors of the source itself pass through.
@@ -128,7 +123,7 @@ def _index(
     others: int,
     limits: Mp4Limits,
     notes: list[str],
-    describe: Describe | None,
+    describe: Describe,
 ) -> VideoIndex:
     track, size_bytes = main.track, boxes.source.size
     media = read_media(boxes, track)
@@ -168,8 +163,8 @@ def _index(
         return bytes(boxes.source.read(int(media.position[sample]), min(int(media.size[sample]), _BEGINNING)))
 
     config = _config(entry, _aspect(movie, track, entry, notes))
-    if describe is not None:
-        config = describe(config, beginning)
+    config, disagreements = describe(config, beginning, int(media.key.argmax()))
+    notes += disagreements
     _check_size(config, limits)
     return VideoIndex(
         container=CONTAINER,
@@ -316,7 +311,8 @@ def _shown(
     if hidden := int(outside.sum()):
         if hidden == len(media):
             raise CorruptVideo(f"the edit list leaves out all {hidden} samples")
-        notes.append(f"{hidden} of {len(media)} samples are outside the edit list")
+        reason = "outside the edit list" if edits else "overlaid by other fragments"
+        notes.append(f"{hidden} of {len(media)} samples are {reason}")
     return times, outside
 
 
@@ -341,6 +337,10 @@ def _aspect(movie: Movie, track: Track, entry: SampleEntry, notes: list[str]) ->
 
 
 def _config(entry: SampleEntry, aspect: Fraction) -> StreamConfig:
+    usual = entry.facts.colour or Colour()
+    colour = entry.colour or usual
+    if colour.range is ColourRange.UNSPECIFIED:
+        colour = replace(colour, range=usual.range)
     return StreamConfig(
         codec=entry.codec,
         width=entry.width,
@@ -351,7 +351,7 @@ def _config(entry: SampleEntry, aspect: Fraction) -> StreamConfig:
         extradata=entry.extradata,
         codec_tag=int.from_bytes(entry.kind, "little"),
         sample_aspect=aspect,
-        colour=entry.colour or entry.facts.colour or Colour(),
+        colour=colour,
     )
 
 
