@@ -1,0 +1,20 @@
+"""What tests on a GPU share; they skip, saying why, where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    """CuPy with a usable device."""
+    module = pytest.importorskip("cupy", reason="no CuPy")
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"no GPU: {error}")
+    if count < 1:
+        pytest.skip("no GPU")
+    return module
