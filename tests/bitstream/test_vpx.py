@@ -16,6 +16,7 @@ def test_vp8() -> None:
     told = stream.describe()
     assert (told.config.width, told.config.height, told.coded_width, told.coded_height) == (175, 143, 176, 144)
     assert (told.interlaced, told.in_band, told.config.chroma_format) == (False, True, "420")
+    assert told.config.colour == Colour(matrix=5, range=ColourRange.LIMITED)
     assert stream.kind(vp8_frame(key=False)) == SampleFacts(SampleKind.P)
     assert stream.kind(vp8_frame(key=False, shown=False)) == SampleFacts(SampleKind.HIDDEN, shown=False)
     assert stream.kind(vp8_frame(shown=False)) == SampleFacts(SampleKind.IDR, shown=False)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record
 from keyglance.bitstream.facts import UNKNOWN, SampleFacts, SampleKind, SequenceFacts, aligned, colour, together
-from keyglance.video import Colour
+from keyglance.video import Colour, ColourRange
 
 _HEADER = 32  # bytes of a frame that are looked at
 #: H.273 matrix coefficients by VP9's color_space (7.2.2): unknown, BT.601, BT.709, SMPTE 170, SMPTE 240, BT.2020, reserved, RGB.
 _MATRICES = (2, 5, 1, 6, 7, 9, 2, 0)
 _RGB = 7
+#: RFC 6386, 9.2: BT.601, the only colour space that it defines, and so its range.
+_VP8_COLOUR = Colour(matrix=5, range=ColourRange.LIMITED)
 
 
 class Vp8:
@@ -35,7 +37,7 @@ class Vp8:
         if len(tag) < 10 or tag[3:6] != b"\x9d\x01\x2a":
             raise BitstreamError("a VP8 key frame without its start code")
         width, height = (int.from_bytes(tag[at : at + 2], "little") & 0x3FFF for at in (6, 8))
-        self.facts = SequenceFacts(width, height, aligned(width, 16), aligned(height, 16), interlaced=False)
+        self.facts = SequenceFacts(width, height, aligned(width, 16), aligned(height, 16), colour=_VP8_COLOUR, interlaced=False)
         self.in_band = True
         return SampleFacts(SampleKind.IDR, shown=shown)
 
