@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from keyglance.mp4 import BytesSource, CountingSource, FileSource
 
@@ -14,7 +17,10 @@ def test_bytes_end_where_they_end() -> None:
     assert bytes(source.read(1 << 62, 1 << 62)) == b""
 
 
-def test_a_file_gives_the_same_as_its_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("positioned", [True, False])
+def test_a_file_gives_the_same_as_its_bytes(positioned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not positioned:
+        monkeypatch.delattr(os, "pread", raising=False)
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     with FileSource(path) as source:

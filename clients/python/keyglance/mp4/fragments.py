@@ -64,7 +64,8 @@ class _Runs:
 class _Header(NamedTuple):
     """What a `traf` box says but for its runs."""
 
-    boxes: list[tuple[bytes, int, int]]
+    start: int
+    end: int
     track: int
     flags: int
     base: int
@@ -82,7 +83,7 @@ def read_fragments(boxes: Boxes, moofs: Sequence[Box], defaults: Mapping[int, De
 def _fragment(data: bytes, start: int, budget: Budget, defaults: Mapping[int, Defaults], found: dict[int, _Runs]) -> None:
     headers: list[_Header] = []
     for kind, body, end in boxes_of(data, 0, len(data), budget):
-        if kind == b"traf" and (header := _header(data, boxes_of(data, body, end, budget), start, defaults)) is not None:
+        if kind == b"traf" and (header := _header(data, body, end, start, budget, defaults)) is not None:
             headers.append(header)
     # Without a base of its own a track fragment begins where the one before ends, whichever track that belongs to.
     chained = any(not header.flags & (_BASE_OFFSET | _BASE_IS_MOOF) for header in headers[1:])
@@ -98,32 +99,37 @@ def _fragment(data: bytes, start: int, budget: Budget, defaults: Mapping[int, De
             position = last.position + last.total()
 
 
-def _header(data: bytes, boxes: list[tuple[bytes, int, int]], moof: int, all_defaults: Mapping[int, Defaults]) -> _Header | None:
-    for kind, at, end in boxes:
-        if kind != b"tfhd" or end - at < 8:
-            continue
-        flags, track = _TWO.unpack_from(data, at)
-        at += 8
-        base = moof
-        if flags & _BASE_OFFSET:
-            base, at = min(int.from_bytes(data[at : min(at + 8, end)], "big"), _LARGEST_TIME), at + 8
-        usual = all_defaults.get(track, _NO_DEFAULTS)
-        if flags & (_ENTRY | _DURATION | _SIZE | _FLAGS):
-            values = []
-            for flag, value in ((_ENTRY, usual.entry), (_DURATION, usual.duration), (_SIZE, usual.size), (_FLAGS, usual.flags)):
-                if flags & flag:
-                    value, at = int.from_bytes(data[at : min(at + 4, end)], "big"), at + 4
-                values.append(value)
-            usual = Defaults(*values)
-        return _Header(boxes, track, flags, base, usual)
-    return None
+def _header(data: bytes, start: int, end: int, moof: int, budget: Budget, all_defaults: Mapping[int, Defaults]) -> _Header | None:
+    # It is the first box, but for hostile files.
+    size = int.from_bytes(data[start : start + 4], "big")
+    if data[start + 4 : start + 8] == b"tfhd" and 16 <= size <= end - start:
+        at, stop = start + 8, start + size
+    else:
+        found = [(at, stop) for kind, at, stop in boxes_of(data, start, end, budget) if kind == b"tfhd" and stop - at >= 8]
+        if not found:
+            return None
+        at, stop = found[0]
+    flags, track = _TWO.unpack_from(data, at)
+    at += 8
+    base = moof
+    if flags & _BASE_OFFSET:
+        base, at = min(int.from_bytes(data[at : min(at + 8, stop)], "big"), _LARGEST_TIME), at + 8
+    usual = all_defaults.get(track, _NO_DEFAULTS)
+    if flags & (_ENTRY | _DURATION | _SIZE | _FLAGS):
+        values = []
+        for flag, value in ((_ENTRY, usual.entry), (_DURATION, usual.duration), (_SIZE, usual.size), (_FLAGS, usual.flags)):
+            if flags & flag:
+                value, at = int.from_bytes(data[at : min(at + 4, stop)], "big"), at + 4
+            values.append(value)
+        usual = Defaults(*values)
+    return _Header(start, end, track, flags, base, usual)
 
 
 def _track_fragment(data: bytes, header: _Header, base: int, budget: Budget, into: _Runs) -> _Run | None:
     """Reads the runs of a `traf` box; gives the last."""
     start, last, marked = None, None, False
     added = 0
-    for kind, body, end in header.boxes:
+    for kind, body, end in boxes_of(data, header.start, header.end, budget):
         if kind == b"trun":
             run = _run(data, body, end, base, last, header.defaults, into)
             if run is not None:

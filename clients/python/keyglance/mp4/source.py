@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,23 +34,27 @@ class BytesSource:
 
 
 class FileSource:
-    """A file, read at offsets (`pread`), so that its own position does not matter; `close` closes it."""
+    """A file, read at offsets, by several threads at once if need be; `close` closes it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._fd = os.open(Path(path), os.O_RDONLY | getattr(os, "O_BINARY", 0) | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self._file = Path(path).open("rb", buffering=0)
+        self._lock = threading.Lock()
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
         """See `RandomAccess`."""
         if offset >= self.size:
             return b""
-        return os.pread(self._fd, min(size, self.size - offset), offset)
+        size = min(size, self.size - offset)
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), size, offset)
+        with self._lock:  # Windows has no pread
+            self._file.seek(offset)
+            return self._file.read(size)
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
