@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 
 from decoder_pool.containers import Indexer
 from decoder_pool.limits import SourceLimits
-from decoder_pool.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage, plan, units
 from decoder_pool.shared_bytes import SharedBytes
+from decoder_pool.units import units
 from keyglance.errors import CorruptVideo, Encrypted
+from keyglance.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage, plan
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 from models.fusion import FrameScores, VideoLabel, fuse
 from models.manifest import Manifest

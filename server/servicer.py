@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from decoder_pool.limits import SourceLimits
-from decoder_pool.sampling import SamplingLimits, SamplingPolicy
 from keyglance.errors import BadPolicy, EmptySource
+from keyglance.sampling import SamplingLimits, SamplingPolicy
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
 from keyglance.video import SampleFlag

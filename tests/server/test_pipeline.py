@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
-from decoder_pool.sampling import SamplingLimits, SamplingPolicy
+from keyglance.sampling import SamplingLimits, SamplingPolicy
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import CorruptVideo, Encrypted
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 
 class SampleFlag(enum.IntFlag):
-    """What a container says of one sample. Key flags lie; only decoding tells (see `decoder_pool.sampling`)."""
+    """What a container says of one sample. Key flags lie; only decoding tells (see `keyglance.sampling`)."""
 
     NONE = 0
     KEY = 1  # flagged as decodable alone

@@ -4,6 +4,8 @@ The rule is "no blind spot": keyframes alone can be evaded (one harmless keyfram
 where keyframes lie further apart than the policy's largest gap, pictures between them are decoded up to the wanted times.
 Pictures that a player does not show (outside the edit list) are stored all the same; they are looked at by the same rule,
 on their own. Key flags lie, in both directions: a run carries spare samples for the decoder to go on with.
+
+Client and server plan by the same rules: the client to know which bytes to send, the server to know what to decode.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from decoder_pool.decoder import DecodeUnit, Packet
 from keyglance.errors import BadPolicy
 from keyglance.video import SampleFlag, VideoIndex
 
@@ -161,12 +162,6 @@ def plan(index: VideoIndex, policy: SamplingPolicy, limits: SamplingLimits) -> S
     )
     exceeded = any(part.gap_left(chosen) > gap + _TOLERANCE for part in parts)
     return SamplingPlan(frames, runs, exceeded)
-
-
-def units(plan: SamplingPlan, packets: Iterable[Packet]) -> tuple[DecodeUnit, ...]:
-    """The plan's runs as a decoder takes them; `packets` hold at least every sample of every run."""
-    by_sample: Mapping[int, Packet] = {packet.sample: packet for packet in packets}
-    return tuple(DecodeUnit(tuple(by_sample[s] for s in run.samples), run.wanted, run.spare) for run in plan.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder_pool.decoder import Packet
-from decoder_pool.sampling import SPARE, SamplingLimits, SamplingPolicy, coverage, plan, units
 from keyglance.errors import BadPolicy
+from keyglance.sampling import SPARE, SamplingLimits, SamplingPolicy, coverage, plan
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 
 KEY, OUTSIDE, ENCRYPTED = int(SampleFlag.KEY), int(SampleFlag.OUTSIDE_EDIT), int(SampleFlag.ENCRYPTED)
@@ -274,14 +273,6 @@ def test_open_groups_leading_pictures_begin_one_entry_point_earlier():
 def test_everything_encrypted_gives_an_empty_plan():
     made = plan(video([0, 1], [KEY | ENCRYPTED] * 2), SamplingPolicy(), SamplingLimits())
     assert (made.frames, made.runs) == ((), ())
-
-
-def test_units_follow_the_runs():
-    made, _ = check(steady(60), SamplingPolicy(), SamplingLimits())
-    packets = [Packet(s, s * 10, 10, s == 0) for run in made.runs for s in run.samples]
-    (unit,) = units(made, packets)
-    assert tuple(p.sample for p in unit.packets) == made.runs[0].samples
-    assert (unit.wanted, unit.spare) == (made.runs[0].wanted, made.runs[0].spare)
 
 
 @pytest.mark.parametrize(("frames", "gap"), [(0, 1), (1, 0), (1, -1), (1, float("nan")), (1, float("inf"))])
