@@ -37,7 +37,7 @@ class FileSource:
     """A file, read at offsets, by several threads at once if need be; `close` closes it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Path(path).open("rb", buffering=0)
+        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._lock = threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
