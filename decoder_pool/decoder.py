@@ -43,7 +43,7 @@ class Decoded:
     `damaged` pictures exist but show damage (`picture` is None then: damaged pictures are never labelled). `alone` tells
     whether the picture came from its own packet only. `stand_in` is set where the wanted sample's own picture could not be
     had and the next good one of the unit takes its place: the number of the sample whose picture this is. `detail` says
-    what the decoder said.
+    what the decoder said. `in_software` tells that a hardware decoder had the sample decoded in software.
     """
 
     sample: int
@@ -52,6 +52,7 @@ class Decoded:
     alone: bool = True
     stand_in: int | None = None
     detail: str = ""
+    in_software: bool = False
 
 
 class Decoder(Protocol):

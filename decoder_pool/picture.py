@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from keyglance.video import Colour, Orientation
+
+
+class PlaneLease(Protocol):
+    """What keeps planes in leased memory valid: one more holder by `retain`, one less by `release`."""
+
+    def retain(self) -> None:
+        """One more holder."""
+        ...
+
+    def release(self, after: Any = None) -> None:
+        """One holder less, whose work is done, or is done once the CUDA event `after` has happened."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,8 @@ class Picture:
     colour: Colour = field(default_factory=Colour)
     orientation: Orientation = field(default_factory=Orientation)
     sample_aspect: Fraction = Fraction(1)
+    #: Keeps the planes valid beyond that, for whoever retains it in time; None where they cannot be kept.
+    lease: PlaneLease | None = field(default=None, compare=False, repr=False)
 
     @property
     def shown_size(self) -> tuple[int, int]:

@@ -1,0 +1,400 @@
+"""The `nvdec` decoder: NVIDIA's hardware decoders through PyNvVideoCodec, reconfigured for every stream.
+
+Each has one thread and one CUDA stream. A decoded picture is copied once, into a slot of the arena; what hardware cannot
+decode as it should be, or decodes with damage, is decoded in software where the factory has that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
+from decoder_pool.key import DecoderKey
+from decoder_pool.nvdec_arena import FrameArena, Slot
+from decoder_pool.nvdec_gpu import CODECS, Gpu, HardwareSession, bounds_of_key
+from decoder_pool.nvdec_run import Found, HardwareRun, Room
+from decoder_pool.nvdec_software import SoftwareDecoding
+from decoder_pool.nvdec_stdout import StdoutWatch
+from decoder_pool.nvdec_stream import Bounds, HardwareStream, Unfit
+from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
+from decoder_pool.nvdec_upload import Uploader
+from decoder_pool.nvdec_warm import warm_clips
+from decoder_pool.shared_bytes import SharedBytes
+from keyglance.errors import KeyglanceError
+from keyglance.video import StreamConfig
+
+T = TypeVar("T")
+
+_DEPTHS = (8, 10, 12)
+_REMEMBERED = 256  # refusals kept by configuration
+
+
+@dataclass(frozen=True, slots=True)
+class NvdecLimits:
+    """Seconds that one step of a decoder (a picture, a reconfiguration) may take before it counts as broken; that it may
+    take to start; and that a cancelled step may go on.
+    """
+
+    step_seconds: float = 5.0
+    start_seconds: float = 30.0
+    settle_seconds: float = 2.0
+
+
+def arena_slots(size_classes: Sequence[int], counts: Sequence[int], *, bytes_per_pixel: float = 3.0) -> dict[int, int]:
+    """Slots for a `FrameArena`: for each size class as many as `counts` says, of pictures 16:9 with that longer side.
+
+    3 bytes a pixel hold P010 and 4:4:4 of 8 bits; NV12 takes half of that. Squarer pictures take the next class.
+    """
+    sizes = [int(side * -(-side * 9 // 16) * bytes_per_pixel) for side in size_classes]
+    return dict(zip(sizes, counts, strict=True))
+
+
+class NvdecFactory:
+    """Makes `nvdec` decoders of one GPU. `watch` is installed by whoever made it, before the first decoder starts.
+
+    `size_classes` are those of the pool, ascending: a decoder of a class takes pictures of both orientations up to it.
+    `software` decodes what hardware cannot; without it such samples have no picture.
+    """
+
+    kind = "nvdec"
+    #: A hardware decoder keeps its codec, bit depth, chroma format and largest size for ever.
+    rekeyable = False
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        arena: FrameArena,
+        watch: StdoutWatch,
+        size_classes: Sequence[int],
+        software: SoftwareDecoding | None = None,
+        limits: NvdecLimits | None = None,
+    ) -> None:
+        self._gpu = gpu
+        self._watch = watch
+        self._size_classes = tuple(sorted(size_classes))
+        self._software = software
+        self._limits = limits or NvdecLimits()
+        self._numbers = itertools.count(1)
+        self.arena = arena
+        self.uploader = Uploader(gpu.cupy, gpu.device, arena)
+        self.capabilities: Mapping[tuple[str, int, str], Bounds] = {
+            (codec, depth, chroma): bounds
+            for codec in CODECS
+            for depth in _DEPTHS
+            for chroma in CHROMA_FORMATS
+            if (bounds := gpu.bounds(codec, depth, chroma)) is not None
+        }
+        self._refusals = functools.lru_cache(_REMEMBERED)(self._refusal)
+
+    def refuses(self, config: StreamConfig) -> str | None:
+        """As `DecoderFactory.refuses`, by the driver's capabilities and the headers in the configuration record.
+
+        What only samples tell (an in-band size, interlaced pictures) is found while decoding, and goes to software.
+        """
+        return self._refusals(config)
+
+    def make(self, key: DecoderKey) -> NvdecDecoder:
+        """As `DecoderFactory.make`."""
+        bounds = bounds_of_key(key, self.capabilities[key.codec, key.bit_depth, key.chroma_format])
+        session = HardwareSession(self._gpu, key, bounds, self._watch)
+        return NvdecDecoder(
+            key,
+            session,
+            bounds,
+            arena=self.arena,
+            uploader=self.uploader,
+            software=self._software,
+            limits=self._limits,
+            name=f"nvdec-{next(self._numbers)}",
+        )
+
+    def codecs(self) -> Sequence[str]:
+        """As `DecoderFactory.codecs`."""
+        return sorted({codec for codec, _, _ in self.capabilities})
+
+    def check(self) -> str | None:
+        """What is wrong with the GPU, None if nothing; may block for as long as the GPU does not answer."""
+        return self._gpu.check()
+
+    def close(self) -> None:
+        """Ends what the decoders share; they are closed before."""
+        self.uploader.close()
+
+    def _refusal(self, config: StreamConfig) -> str | None:
+        driver = self.capabilities.get((config.codec, config.bit_depth, config.chroma_format))
+        if driver is None:
+            return f"{config.codec} with {config.bit_depth} bits of {config.chroma_format} is not decoded by this GPU"
+        bounds = bounds_of_key(DecoderKey.of(config, self._size_classes), driver)
+        try:
+            stream = HardwareStream(config, bounds)
+        except Unfit as unfit:
+            return f"this GPU does not decode it: {unfit}"
+        told = stream.surface()
+        surface = told or Surface(config.width, config.height, config.bit_depth, config.chroma_format)
+        size = f"{surface.width}x{surface.height}"
+        if told is None and surface.size and (reason := bounds.refusal(surface.width, surface.height)):
+            return f"this GPU does not decode it: {reason}"
+        if surface.size > self.arena.largest:
+            return f"a picture of {size} has {surface.size} bytes, the arena's largest slot {self.arena.largest}"
+        return None
+
+
+class NvdecDecoder:
+    """As `Decoder`. Its planes are CuPy arrays of the arena, complete when they are yielded, for any CUDA stream.
+
+    They are valid until the next picture is asked for, and longer for whoever retains `Picture.lease` before that.
+    """
+
+    def __init__(
+        self,
+        key: DecoderKey,
+        session: HardwareSession,
+        bounds: Bounds,
+        *,
+        arena: FrameArena,
+        uploader: Uploader,
+        software: SoftwareDecoding | None,
+        limits: NvdecLimits,
+        name: str,
+    ) -> None:
+        self._key = key
+        self._session = session
+        self._bounds = bounds
+        self._arena = arena
+        self._uploader = uploader
+        self._software = software
+        self._limits = limits
+        self._name = name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._configured: StreamConfig | None = None
+        self._stream: HardwareStream | None = None
+        self._unfit = ""
+        self._work: asyncio.Future[Any] | None = None
+        self._units = 0
+        self._broken = ""
+        self._started = False
+
+    @property
+    def key(self) -> DecoderKey:
+        """As `Decoder.key`."""
+        return self._key
+
+    @property
+    def configured(self) -> StreamConfig | None:
+        """As `Decoder.configured`."""
+        return self._configured
+
+    @property
+    def settled(self) -> bool:
+        """As `Decoder.settled`."""
+        return self._started and not self._broken and (self._work is None or self._work.done())
+
+    async def start(self) -> None:
+        """As `Decoder.start`: decodes a tiny clip of its codec in two sizes, so that the hardware's session is there and has
+        been reconfigured once. A format without such a clip (`nvdec_warm`) gets its session with the first picture.
+        """
+        await self._call(self._warm_up, seconds=self._limits.start_seconds)
+        self._started = True
+
+    async def configure(self, config: StreamConfig) -> bool:
+        """As `Decoder.configure`. A stream whose headers do not fit is not refused here: its samples go to software."""
+        await self._idle()
+        if config == self._configured:
+            return False
+        self._configured, self._stream, self._unfit = None, None, ""
+        try:
+            self._stream = HardwareStream(config, self._bounds)
+            surface = self._stream.surface()
+        except Unfit as unfit:
+            self._stream, self._unfit, surface = None, str(unfit), None
+        if surface is None or surface == self._session.announced:
+            changed = False
+        else:
+            wanted = surface
+            changed = await self._call(lambda: self._session.announce(wanted))
+        self._configured = config
+        return changed
+
+    async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
+        """As `Decoder.decode`."""
+        if (config := self._configured) is None:
+            raise RuntimeError(f"{self!r} is not configured")
+        await self._idle()
+        self._units += 1
+        mine = self._units
+        missing = dict.fromkeys(unit.wanted, self._unfit)
+        damaged: set[int] = set()
+        if self._stream is not None:
+            run = HardwareRun(self._session, self._stream, unit, packets)
+            async with aclosing(self._pictures(run, config)) as pictures:
+                async for decoded in pictures:
+                    del missing[decoded.sample]
+                    yield decoded
+                    if self._units != mine:
+                        raise RuntimeError(f"{self!r} was asked for the next picture of a unit that is no longer its own")
+            missing.update({sample: why for sample, why in run.reasons.items() if sample in missing})
+            damaged = run.damaged & missing.keys()
+        if not missing:
+            return
+        async with aclosing(self._leftovers(config, unit, packets, missing, damaged)) as others:
+            async for decoded in others:
+                yield decoded
+
+    async def settle(self) -> None:
+        """As `Decoder.settle`."""
+        self._units += 1  # a unit that was left in the middle may not go on
+        if self._broken:
+            raise DecoderBroken(self._broken)
+        if self._work is not None:
+            await asyncio.wait([self._work], timeout=self._limits.settle_seconds)
+            if not self._work.done():
+                raise self._break(f"{self._name}: a cancelled step still goes on after {self._limits.settle_seconds} s")
+            self._seen(self._work)
+
+    async def close(self) -> None:
+        """As `Decoder.close`."""
+        self._units += 1
+        self._broken = self._broken or f"{self._name} is closed"
+        with contextlib.suppress(RuntimeError):  # closed before
+            closing = self._thread.submit(self._session.close)
+            self._thread.shutdown(wait=False)
+            await asyncio.wait([asyncio.wrap_future(closing)], timeout=self._limits.step_seconds)
+
+    def __repr__(self) -> str:
+        config = self._configured
+        shown = f"{config.width}x{config.height}" if config else "not configured"
+        return f"NvdecDecoder({self._name}, {self._key.codec} up to {self._bounds.width}x{self._bounds.height}, {shown})"
+
+    def _warm_up(self) -> None:
+        self._session.open()
+        for data, width, height in warm_clips(self._key.codec, self._key.bit_depth, self._key.chroma_format):
+            self._session.announce(Surface(width, height, self._key.bit_depth, self._key.chroma_format))
+            answer = self._session.feed(data)
+            if len(answer.frames) != 1 or answer.damaged:
+                raise RuntimeError(f"the warm-up clip of {self._key.codec} gave {len(answer.frames)} pictures instead of one")
+
+    async def _pictures(self, run: HardwareRun, config: StreamConfig) -> AsyncGenerator[Decoded, None]:
+        """What hardware finds of the unit, each picture in a slot that is held until the next one is asked for."""
+        slot: Slot | None = None
+        try:
+            while not run.done:
+                if slot is None and (surface := self._session.announced) is not None:
+                    slot = await self._arena.lease(surface.size)
+                step = await self._call(functools.partial(run.advance, slot), stop=run.stop, hold=slot)
+                if isinstance(step, Room):
+                    if slot is not None:
+                        slot.release()
+                        slot = None
+                    slot = await self._arena.lease(step.size)
+                elif isinstance(step, Found):
+                    held, slot = slot, None
+                    assert held is not None
+                    try:
+                        picture = step.surface.picture(held.memory, config, step.crop, held)
+                        yield Decoded(step.sample, picture, alone=step.alone)
+                    finally:
+                        held.release()
+                else:
+                    return
+        finally:
+            if slot is not None:
+                slot.release()
+
+    async def _leftovers(
+        self,
+        config: StreamConfig,
+        unit: DecodeUnit,
+        packets: SharedBytes,
+        missing: Mapping[int, str],
+        damaged: set[int],
+    ) -> AsyncGenerator[Decoded, None]:
+        """What hardware did not give: by software, or told as it is."""
+        left = dict(missing)
+        if self._software is not None:
+            again = replace(unit, wanted=tuple(sorted(left)))
+            try:
+                async with aclosing(self._software.decode(config, again, packets)) as pictures:
+                    async for decoded in pictures:
+                        why = left.pop(decoded.sample)
+                        async with aclosing(self._uploaded(decoded, why)) as uploaded:
+                            async for told in uploaded:
+                                yield told
+            except (KeyglanceError, DecoderBroken) as error:
+                left = {sample: f"{why}; in software: {error}" for sample, why in left.items()}
+        for sample, why in left.items():
+            yield Decoded(
+                sample, None, damaged=sample in damaged, alone=False, detail=why or "no picture came out of its packets"
+            )
+
+    async def _uploaded(self, decoded: Decoded, why: str) -> AsyncGenerator[Decoded, None]:
+        """A picture of software, in the arena for as long as it is looked at."""
+        detail = "; in software: ".join(part for part in (why, decoded.detail) if part)
+        told = replace(decoded, in_software=True, detail=detail)
+        if decoded.picture is None:
+            yield told
+            return
+        try:
+            picture = await self._uploader.upload(decoded.picture)
+        except ValueError as error:
+            yield replace(told, picture=None, detail=str(error))
+            return
+        try:
+            yield replace(told, picture=picture)
+        finally:
+            if picture.lease is not None:
+                picture.lease.release()
+
+    async def _call(
+        self,
+        step: Callable[[], T],
+        *,
+        seconds: float | None = None,
+        stop: Callable[[], None] | None = None,
+        hold: Slot | None = None,
+    ) -> T:
+        """Runs a step on the decoder's thread. When cancelled, `stop` is called, the step goes on to its end (until then the
+        decoder is not settled), and `hold` is not given back before.
+        """
+        if self._broken:
+            raise DecoderBroken(self._broken)
+        work = asyncio.get_running_loop().run_in_executor(self._thread, step)
+        self._work = work
+        try:
+            done, _ = await asyncio.wait([work], timeout=seconds or self._limits.step_seconds)
+        except asyncio.CancelledError:
+            if stop is not None:
+                stop()
+            if hold is not None and not work.done():
+                hold.retain()
+                work.add_done_callback(lambda _: hold.release())
+            raise
+        if not done:
+            raise self._break(f"{self._name}: the GPU did not answer within {seconds or self._limits.step_seconds} s")
+        return self._seen(work)
+
+    async def _idle(self) -> None:
+        """Waits for what a cancelled call left running; raises where the decoder is broken."""
+        if self._broken:
+            raise DecoderBroken(self._broken)
+        if self._work is not None and not self._work.done():
+            await self.settle()
+
+    def _seen(self, work: asyncio.Future[T]) -> T:
+        """The result of a step; whatever the library or CUDA raised in it breaks the decoder."""
+        try:
+            return work.result()
+        except Exception as error:
+            raise self._break(f"{self._name}: {type(error).__name__}: {error}") from error
+
+    def _break(self, why: str) -> DecoderBroken:
+        self._broken = self._broken or why
+        return DecoderBroken(self._broken)

@@ -1,0 +1,184 @@
+"""One GPU and its libraries: CuPy for memory and streams, PyNvVideoCodec for the decoders. Imported when a GPU is opened.
+
+Both are typed as `Any`: they are there only where a GPU is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from decoder_pool.key import DecoderKey
+from decoder_pool.nvdec_arena import Slot
+from decoder_pool.nvdec_stdout import StdoutWatch
+from decoder_pool.nvdec_stream import Bounds
+from decoder_pool.nvdec_surface import Surface
+
+#: PyNvVideoCodec's names of codecs (`cudaVideoCodec`), by FFmpeg's.
+CODECS = {
+    "av1": "AV1",
+    "h264": "H264",
+    "hevc": "HEVC",
+    "mpeg1video": "MPEG1",
+    "mpeg2video": "MPEG2",
+    "mpeg4": "MPEG4",
+    "vp8": "VP8",
+    "vp9": "VP9",
+}
+#: Names of the surfaces (`Pixel_Format`) that `Surface` describes, by chroma format and bytes of a sample.
+_FORMATS = {("420", 1): "NV12", ("420", 2): "P016", ("444", 1): "YUV444", ("444", 2): "YUV444_16Bit"}
+_END_OF_STREAM, _END_OF_PICTURE = 1, 8  # CUVID_PKT_ENDOFSTREAM, CUVID_PKT_ENDOFPICTURE
+_DEVICE_TO_DEVICE, _HOST_TO_DEVICE = 3, 1  # cudaMemcpyKind
+#: What the library prints for a picture whose decoding status is an error, concealed or not (`cuvidGetDecodeStatus`).
+_DAMAGE = "Decode Error occurred"
+
+
+class GpuUnusable(Exception):
+    """There is no GPU that decodes here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """An opened GPU: `codec` is the module PyNvVideoCodec, `cupy` is CuPy, `context` the address of the primary context."""
+
+    device: int
+    codec: Any
+    cupy: Any
+    context: int
+
+    @classmethod
+    def open(cls, device: int) -> Gpu:
+        """Loads the libraries and takes the device's primary context. Raises GpuUnusable."""
+        try:
+            cupy = importlib.import_module("cupy")
+            cupy.cuda.Device(device).use()
+            cupy.cuda.runtime.free(0)  # makes the context
+            context = int(cupy.cuda.driver.ctxGetCurrent())
+            codec = importlib.import_module("PyNvVideoCodec")
+        except Exception as error:  # drivers, loaders and bindings raise whatever they like
+            raise GpuUnusable(f"GPU {device} cannot be used for decoding: {type(error).__name__}: {error}") from error
+        return cls(device, codec, cupy, context)
+
+    def bounds(self, codec: str, bit_depth: int, chroma_format: str) -> Bounds | None:
+        """What the driver says that it decodes (`cuvidGetDecoderCaps`); None where it does not."""
+        name = CODECS.get(codec)
+        chroma = getattr(self.codec.cudaVideoChromaFormat, chroma_format, None)
+        if name is None or chroma is None:
+            return None
+        try:
+            told = self.codec.GetDecoderCaps(self.device, getattr(self.codec.cudaVideoCodec, name), chroma, bit_depth)
+        except Exception:
+            return None
+        if not told["supported"]:
+            return None
+        return Bounds(told["width_min"], told["height_min"], told["width_max"], told["height_max"], told["mb_num_max"])
+
+    def check(self) -> str | None:
+        """What is wrong with the GPU, None if nothing: after an error in a decoder this tells whether it is lost."""
+        try:
+            with self.cupy.cuda.Device(self.device):
+                stream = self.cupy.cuda.Stream(non_blocking=True)
+                stream.synchronize()
+                self.cupy.cuda.runtime.memGetInfo()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def bounds_of_key(key: DecoderKey, driver: Bounds) -> Bounds:
+    """Of a decoder for the key: square, so that it takes both orientations, and no larger than the driver allows."""
+    side = min(-(-key.size_class // 64) * 64, math.isqrt(driver.macroblocks) * 16)
+    return Bounds(driver.least_width, driver.least_height, min(side, driver.width), min(side, driver.height), driver.macroblocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one packet gave: frames of the library, valid until the next packet, and whether it told damage."""
+
+    frames: Sequence[Any]
+    damaged: bool
+
+
+class HardwareSession:
+    """One decoder of the library with its CUDA stream. Every method belongs to one thread, `open` first.
+
+    Whatever the library raises comes through; after that only `close` is left.
+    """
+
+    def __init__(self, gpu: Gpu, key: DecoderKey, bounds: Bounds, watch: StdoutWatch) -> None:
+        self._gpu = gpu
+        self._key = key
+        self._bounds = bounds
+        self._watch = watch
+        self._stream: Any = None
+        self._decoder: Any = None
+        self.announced: Surface | None = None
+
+    def open(self) -> None:
+        """Makes stream and decoder; the hardware's own session appears with the first picture."""
+        cupy, codec = self._gpu.cupy, self._gpu.codec
+        cupy.cuda.Device(self._gpu.device).use()
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._decoder = codec.CreateDecoder(
+            gpuid=self._gpu.device,
+            codec=getattr(codec.cudaVideoCodec, CODECS[self._key.codec]),
+            cudacontext=self._gpu.context,
+            cudastream=self._stream.ptr,
+            usedevicememory=True,
+            maxwidth=self._bounds.width,
+            maxheight=self._bounds.height,
+            latency=codec.DisplayDecodeLatencyType.ZERO,
+        )
+
+    def announce(self, surface: Surface) -> bool:
+        """Sets it to another size, to be found in the next sequence header. Returns whether that was another one."""
+        if surface == self.announced:
+            return False
+        if self.announced is not None:  # the first sequence header makes the session, of whatever size
+            self._decoder.setReconfigParams(surface.width, surface.height)
+        self.announced = surface
+        return True
+
+    def reset(self) -> None:
+        """Ends the stream, so that no later picture is predicted from an earlier one."""
+        self._decode(b"\0", _END_OF_STREAM)
+
+    def feed(self, data: bytes) -> Answer:
+        """One whole packet."""
+        with self._watch.listening() as said:
+            frames = self._decode(data, _END_OF_PICTURE)
+        return Answer(frames, _DAMAGE in "".join(said))
+
+    def copy(self, frame: Any, surface: Surface, slot: Slot) -> None:
+        """Copies a frame into the slot and waits until it is there."""
+        views = [view.__cuda_array_interface__ for view in frame.cuda()]
+        shape, name = tuple(views[0]["shape"][:2]), str(frame.format).rpartition(".")[2]
+        if shape != surface.shapes[0] or name != _FORMATS[surface.chroma_format, surface.itemsize]:
+            raise RuntimeError(f"the decoder gave a {name} surface of {shape} (height, width) where {surface} was announced")
+        for event in slot.take_events():
+            self._stream.wait_event(event)
+        copy = self._gpu.cupy.cuda.runtime.memcpyAsync
+        target = slot.memory.data.ptr
+        for view, size in zip(views, surface.sizes, strict=True):
+            copy(target, view["data"][0], size, _DEVICE_TO_DEVICE, self._stream.ptr)
+            target += size
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """Ends it; never raises."""
+        with contextlib.suppress(Exception):
+            self._decoder = None
+            self._stream = None
+
+    def _decode(self, data: bytes, flag: int) -> Sequence[Any]:
+        packet = self._gpu.codec.PacketData()
+        held = ctypes.c_char_p(data)  # keeps the bytes alive over the call
+        packet.bsl_data = ctypes.cast(held, ctypes.c_void_p).value
+        packet.bsl = len(data)
+        packet.decode_flag = flag
+        return list(self._decoder.Decode(packet))

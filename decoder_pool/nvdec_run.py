@@ -1,0 +1,141 @@
+"""One decode unit on a hardware decoder: step by step on the decoder's thread, a wanted picture at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decoder_pool.decoder import DecodeUnit, Packet
+from decoder_pool.nvdec_arena import Slot
+from decoder_pool.nvdec_gpu import HardwareSession
+from decoder_pool.nvdec_stream import Feed, HardwareStream, Unfit
+from decoder_pool.nvdec_surface import Surface
+from decoder_pool.shared_bytes import SharedBytes
+from keyglance.bitstream import SampleKind
+
+#: Codecs whose packets may hold pictures that are not shown, in front of the one that is.
+_SUPERFRAMES = ("vp9", "av1")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A slot of `size` bytes is needed to go on."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A wanted sample's picture is in the slot."""
+
+    sample: int
+    surface: Surface
+    crop: tuple[int, int]
+    alone: bool
+
+
+class HardwareRun:
+    """`advance` until it says None; then `reasons` has a sentence for each wanted sample without a picture, as far as there
+    is one, and `damaged` those whose picture showed damage, its own or that of a picture which it may be predicted from.
+    """
+
+    def __init__(self, session: HardwareSession, stream: HardwareStream, unit: DecodeUnit, packets: SharedBytes) -> None:
+        self._session = session
+        self._stream = stream
+        self._unit = unit
+        self._source = packets
+        self._left = set(unit.wanted)
+        self._packets = iter(unit.packets[: len(unit.packets) - unit.spare])
+        self._waiting: tuple[Packet, Feed] | None = None
+        self._fed = 0
+        self._tainted = self._stopped = False
+        self.reasons: dict[int, str] = {}
+        self.damaged: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether `advance` has nothing more to do."""
+        return not self._left
+
+    def stop(self) -> None:
+        """Ends `advance` before its next packet; called from another thread."""
+        self._stopped = True
+
+    def advance(self, slot: Slot | None) -> Room | Found | None:
+        """Feeds packets until a wanted picture is in `slot`, a (larger) slot is needed, or there is nothing more to do.
+
+        Whatever the library raises comes through.
+        """
+        try:
+            return self._advance(slot)
+        except Unfit as unfit:
+            self._end(str(unfit))
+            return None
+
+    def _advance(self, slot: Slot | None) -> Room | Found | None:
+        if not self._fed and self._waiting is None:
+            self._begin()
+        while self._left and not self._stopped:
+            if self._waiting is None and (packet := next(self._packets, None)) is not None:
+                self._prepare(packet)
+            elif self._waiting is None:
+                return None
+            if self._waiting is None:
+                continue
+            packet, feed = self._waiting
+            if packet.sample in self._left and (slot is None or slot.size < feed.surface.size):
+                return Room(feed.surface.size)
+            self._waiting = None
+            if self._feed(packet, feed, slot):
+                return Found(packet.sample, feed.surface, feed.crop, alone=self._fed == 1)
+        return None
+
+    def _begin(self) -> None:
+        first = self._unit.packets[0]
+        if self._stream.begin(self._unit, self._read(first)) is not SampleKind.IDR:
+            self._session.reset()
+
+    def _prepare(self, packet: Packet) -> None:
+        announced = self._session.announced if self._fed else None
+        feed = self._stream.feed(self._read(packet), key=packet.key, announced=announced)
+        if feed is not None:
+            self._waiting = packet, feed
+        elif packet.sample in self._left:
+            self._left.discard(packet.sample)
+            self.reasons[packet.sample] = "a leading picture, whose references come before the unit"
+
+    def _feed(self, packet: Packet, feed: Feed, slot: Slot | None) -> bool:
+        """Feeds one packet; whether its picture was wanted, is good, and is now in the slot."""
+        self._session.announce(feed.surface)
+        answer = self._session.feed(feed.data)
+        self._fed += 1
+        pictures = answer.frames
+        if feed.facts.kind.random_access:
+            self._tainted = False
+        self._tainted = self._tainted or answer.damaged
+        if packet.sample not in self._left or slot is None:
+            return False
+        self._left.discard(packet.sample)
+        if self._tainted:
+            self.damaged.add(packet.sample)
+            self.reasons[packet.sample] = (
+                "the decoder reports an error in the picture" if answer.damaged else "predicted from a damaged picture"
+            )
+        elif not pictures or not feed.facts.shown:
+            self.reasons[packet.sample] = "no picture came out of its packet"
+        elif len(pictures) > 1 and self._stream.codec not in _SUPERFRAMES:
+            self.reasons[packet.sample] = f"{len(pictures)} pictures came out of its packet"
+        else:
+            self._session.copy(pictures[-1], feed.surface, slot)
+            return True
+        return False
+
+    def _read(self, packet: Packet) -> bytes:
+        data = self._source.read(packet.offset, packet.size)
+        if len(data) != packet.size:
+            raise Unfit(f"packet of sample {packet.sample}: {len(data)} of {packet.size} bytes are there")
+        return data
+
+    def _end(self, why: str) -> None:
+        for sample in self._left:
+            self.reasons.setdefault(sample, why)
+        self._left.clear()

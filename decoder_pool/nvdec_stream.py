@@ -1,0 +1,252 @@
+"""The bitstream side of a hardware decoder: what may be fed to it, in which form, and which size is to be announced.
+
+A hardware decoder trusts. A picture below its smallest size breaks it for good; a size that was not announced comes back
+scaled, without a word; a predicted picture without its references shows what another call left behind. So every packet's
+headers are read here, in memory-safe code, before it gets there. Raises `Unfit` for what software has to decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from decoder_pool.decoder import DecodeUnit
+from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
+from keyglance.bitstream import Described, SampleFacts, SampleKind, StreamHeaders
+from keyglance.bitstream.bits import BitstreamError
+from keyglance.bitstream.config_records import Record, av1c, avcc, decoder_specific_info, hvcc
+from keyglance.bitstream.facts import aligned
+from keyglance.bitstream.nal import form_of
+from keyglance.video import StreamConfig
+
+_CODE = b"\0\0\1"
+_START_CODE = b"\0\0\0\1"
+_PLANE = b"\0\0\1\xb6"  # vop_start_code of MPEG-4 part 2
+_UNITS = 1024  # of one packet; a picture of 4096x4096 in slices of one row of macroblocks has 256
+_NAL_CODECS = ("h264", "hevc")
+_INTERLACED_AS_TOLD = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
+_RASL = (8, 9)  # HEVC nal_unit_type of leading pictures that refer to pictures before a random access point (H.265, table 7-1)
+
+
+class Unfit(Exception):
+    """Hardware cannot decode this as it should be; the message is one sentence without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Sizes in coded pixels that a decoder can be set to."""
+
+    least_width: int
+    least_height: int
+    width: int
+    height: int
+    macroblocks: int
+
+    def refusal(self, width: int, height: int) -> str | None:
+        """Why a coded size is out of bounds."""
+        if width < self.least_width or height < self.least_height:
+            return f"pictures of {width}x{height} are smaller than {self.least_width}x{self.least_height}"
+        if width > self.width or height > self.height:
+            return f"pictures of {width}x{height} are larger than {self.width}x{self.height}"
+        if (blocks := -(-width // 16) * -(-height // 16)) > self.macroblocks:
+            return f"pictures of {width}x{height} have {blocks} macroblocks, at most {self.macroblocks} allowed"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One packet as the decoder takes it, what it holds, the surface that its picture will be, and the part of it (width,
+    height) that is to be shown.
+    """
+
+    data: bytes
+    facts: SampleFacts
+    surface: Surface
+    crop: tuple[int, int]
+
+
+class HardwareStream:
+    """One stream set on a decoder of `bounds`."""
+
+    def __init__(self, config: StreamConfig, bounds: Bounds) -> None:
+        self._config = config
+        self._bounds = bounds
+        # Without the container's size, so that the size is the bitstream's own: the one that has to be announced.
+        self._headers = StreamHeaders(replace(config, width=0, height=0))
+        self._record = _record(config)
+        self._checked: set[bytes] = set()
+        self._skipping_leading = self._started = False
+        self._check_record()
+
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name."""
+        return self._config.codec
+
+    def surface(self) -> Surface | None:
+        """The pictures by the headers read so far, None where there were none."""
+        told = self._headers.describe()
+        if told.problem or not told.coded_width:
+            return None
+        return Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
+
+    def begin(self, unit: DecodeUnit, first: bytes) -> SampleKind:
+        """What a unit that starts with this payload starts with; Unfit where that may need a picture before it."""
+        facts = self._headers.kind(first)
+        self._started = False
+        self._skipping_leading = facts.kind in (SampleKind.CRA, SampleKind.BLA)
+        if not facts.kind.intra:
+            raise Unfit(f"the first sample holds no picture that is known to decode alone ({facts.kind.value})")
+        alone = unit.wanted == (unit.packets[0].sample,)
+        exact = facts.kind in (SampleKind.IDR, SampleKind.CRA, SampleKind.BLA) or (
+            facts.kind is SampleKind.RECOVERY_POINT and self._config.codec not in _NAL_CODECS
+        )
+        if not (alone or exact):
+            raise Unfit(f"predicted pictures behind a sample that is no sure start ({facts.kind.value})")
+        return facts.kind
+
+    def feed(self, payload: bytes, *, key: bool, announced: Surface | None) -> Feed | None:
+        """A packet, ready to be fed once `Feed.surface` is announced; None where it is to be left out.
+
+        `announced` is what the decoder is set to: in the middle of a run of predicted pictures it has to stay.
+        """
+        facts = self._headers.kind(payload)
+        if self._skipping_leading and self._started:
+            if self._leading(payload):
+                return None
+            self._skipping_leading = not facts.kind.random_access
+        key = key or not self._started
+        data = self._annexb(payload, key) if self._config.codec in _NAL_CODECS else self._plain(payload, key)
+        self._started = True
+        told = self._headers.describe()
+        if told.problem or not told.coded_width:
+            raise Unfit(told.problem or "no size is told by the bitstream")
+        self._check(told)
+        surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
+        if announced is not None and surface != announced and not facts.kind.intra:
+            raise Unfit(f"the size changes to {surface.width}x{surface.height} at a predicted picture")
+        return Feed(data, facts, surface, self._crop(surface, told))
+
+    def _check_record(self) -> None:
+        """Whether the codec configuration record, by itself, describes pictures that fit."""
+        for unit in self._record.units:
+            if self._config.codec in _NAL_CODECS:
+                self._check_unit(unit)
+        told = self._headers.describe()
+        if told.coded_width:
+            self._check(told)
+
+    def _crop(self, surface: Surface, told: Described) -> tuple[int, int]:
+        """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""
+        coded, wanted = (told.coded_width, told.coded_height), (self._config.width, self._config.height)
+        uncropped = self._config.codec == "h264" and (surface.width, surface.height) == coded and min(wanted) > 0
+        crops = uncropped and (aligned(wanted[0], 16), aligned(wanted[1], 16)) == coded
+        return wanted if crops else (surface.width, surface.height)
+
+    def _check(self, told: Described) -> None:
+        config = told.config
+        if (config.bit_depth, config.chroma_format) != (self._config.bit_depth, self._config.chroma_format):
+            raise Unfit(
+                f"the bitstream has {config.bit_depth} bits of {config.chroma_format}, "
+                f"the decoder was made for {self._config.bit_depth} of {self._config.chroma_format}"
+            )
+        if config.chroma_format not in CHROMA_FORMATS:
+            raise Unfit(f"surfaces of {config.chroma_format} are not known")
+        if self._config.codec in _INTERLACED_AS_TOLD and told.interlaced is not False:
+            raise Unfit("pictures may be interlaced: the driver would mix fields with those of pictures before")
+        if reason := self._bounds.refusal(told.coded_width, told.coded_height):
+            raise Unfit(reason)
+
+    def _annexb(self, payload: bytes, key: bool) -> bytes:
+        """Start codes for lengths, parameter sets in front of keyframes, and a look at every parameter set that is inside."""
+        if size := form_of(payload, self._record.length_size):
+            payload = b"".join(_with_start_codes(payload, size))
+        for unit in _units(payload):
+            if self._is_sequence(unit):
+                self._check_unit(unit.partition(_CODE)[0].rstrip(b"\0"))
+        if not key:
+            return payload
+        return b"".join((*(_START_CODE + unit for unit in self._record.units), payload))
+
+    def _plain(self, payload: bytes, key: bool) -> bytes:
+        if self._config.codec == "mpeg4" and payload.count(_PLANE) > 1:
+            raise Unfit("a packet of several pictures (packed B pictures)")
+        if not key or not self._record.units or self._config.codec not in ("mpeg4", "mpeg1video", "mpeg2video", "av1"):
+            return payload
+        head = b"".join(self._record.units)
+        return payload if payload.startswith(head) else head + payload
+
+    def _check_unit(self, unit: bytes) -> None:
+        """A sequence parameter set by itself: another one than the active may become active inside the decoder."""
+        if not self._is_sequence(unit) or unit in self._checked:
+            return
+        told = StreamHeaders(replace(self._config, width=0, height=0, extradata=_START_CODE + unit)).describe()
+        if told.problem or not told.coded_width:
+            raise Unfit(f"a sequence parameter set cannot be read: {told.problem}")
+        self._check(told)
+        if len(self._checked) > 64:
+            self._checked.clear()
+        self._checked.add(unit)
+
+    def _is_sequence(self, unit: bytes) -> bool:
+        if not unit:
+            return False
+        return unit[0] & 31 in (7, 15) if self._config.codec == "h264" else unit[0] >> 1 & 63 == 33
+
+    def _leading(self, payload: bytes) -> bool:
+        """Whether this is a picture of HEVC that only whoever has decoded the pictures before can decode."""
+        size = form_of(payload, self._record.length_size)
+        data = b"".join(_with_start_codes(payload, size)) if size else payload
+        coded = next((unit[0] >> 1 & 63 for unit in _units(data) if unit and unit[0] >> 1 & 63 < 32), None)
+        return self._config.codec == "hevc" and coded in _RASL
+
+
+def _record(config: StreamConfig) -> Record:
+    """The configuration record taken apart; empty where it is broken or holds nothing to be fed."""
+    data = config.extradata
+    try:
+        match config.codec:
+            case "h264" | "hevc" if data.startswith((_CODE, _START_CODE)):
+                return Record(0, tuple(unit.rstrip(b"\0") for unit in _whole_units(data)))
+            case "h264" if data:
+                return avcc(data)
+            case "hevc" if data:
+                return hvcc(data)
+            case "mpeg4" | "mpeg1video" | "mpeg2video" if data:
+                return Record(0, (decoder_specific_info(data),))
+            case "av1":
+                return av1c(data)
+    except BitstreamError:
+        pass
+    return Record()
+
+
+def _with_start_codes(payload: bytes, size: int) -> Iterator[bytes]:
+    at = 0
+    for _ in range(_UNITS):
+        length = int.from_bytes(payload[at : at + size], "big")
+        at += size
+        if at >= len(payload):
+            return
+        yield _START_CODE
+        yield payload[at : at + length]
+        at += length
+    raise Unfit(f"a packet of more than {_UNITS} NAL units")
+
+
+def _units(data: bytes) -> Iterator[bytes]:
+    """The beginning of each unit behind a start code, wherever it lies: the decoder looks for them in the same way."""
+    at = 0
+    for _ in range(_UNITS):
+        at = data.find(_CODE, at)
+        if at < 0:
+            return
+        at += 3
+        yield data[at : at + 1024]
+    raise Unfit(f"a packet of more than {_UNITS} NAL units")
+
+
+def _whole_units(data: bytes) -> Iterator[bytes]:
+    for unit in data.split(_CODE)[1:]:
+        if unit := unit.rstrip(b"\0"):
+            yield unit
