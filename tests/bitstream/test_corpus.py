@@ -51,6 +51,35 @@ DESCRIPTIONS_ARGUED: dict[str, tuple[set[str], str]] = {
 }
 
 
+CONTAINER, RECORD = "the container says {}, the bitstream {}", "the configuration record says {}, the bitstream {}"
+#: All files whose container, as FFmpeg tells it before decoding, or whose record disagrees with the bitstream. FFmpeg's pictures
+#: side with the bitstream (`test_description`); of the last it decodes none.
+DISAGREEMENTS = {
+    "color_gamma22_fullrange.mp4": ["colour primaries: " + CONTAINER.format(5, 1), "colour transfer: " + CONTAINER.format(6, 4)],
+    "fate_vp8_frame_size_change.webm": ["size: " + CONTAINER.format("1920x1080", "160x90")],
+    "gopro_fusion_tmcd_gpmd_fullrange.mp4": ["colour range: " + CONTAINER.format("limited", "full")],
+    "reschange_vp8_176_212_282.ivf": ["size: " + CONTAINER.format("352x288", "176x144")],
+    "mp4_no_timescale_bad_matrix.mp4": ["chroma format: " + RECORD.format("400", "420")],
+    "phone_hevc_metadata_track_first_rot.mp4": ["chroma format: " + RECORD.format("400", "420")],
+    "phone_pixel_motionphoto_two_hevc_tracks_rot.mp4": ["chroma format: " + RECORD.format("400", "420")],
+    "mp4_truncated_keyed.mp4": [
+        "colour primaries: " + CONTAINER.format(1, 6),
+        "colour matrix: " + CONTAINER.format(1, 6),
+        "colour range: " + CONTAINER.format("limited", "full"),
+    ],
+}
+#: Files without any header that can be read.
+HEADERLESS = {
+    "enc_webm_subsample.webm": "encrypted",
+    "fate_ts_pmtchange.ts": "three pictures without a sequence header",
+    "huge_declared_12336x12336_vp9.webm": "noise",
+    "huge_declared_12336x48_vp9.webm": "noise",
+    "init_segment_only.webm": "no samples",
+    "ts_zero_length_video.ts": "no samples",
+    "vp9_invalid_bitstream.webm": "no frame has its synchronisation code",
+}
+
+
 @functools.cache
 def walked(file: str) -> tuple[Described, list[tuple[bool, SampleFacts]], Any]:
     """The description after the first intra sample; every sample's key flag and kind; FFmpeg's picture or None, profile, aspect.
@@ -123,6 +152,13 @@ def test_description(file: str) -> None:
     assert told.coded_width >= config.width
     assert told.coded_height >= config.height
     assert told.problem == ""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_disagreements(file: str) -> None:
+    told, _, _ = walked(file)
+    assert list(told.disagreements) == DISAGREEMENTS.get(file, [])
+    assert bool(told.problem) == (told.coded_width == 0) == (file in HEADERLESS)
 
 
 def classes(text: str) -> Counter[str]:

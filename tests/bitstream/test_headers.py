@@ -57,6 +57,12 @@ def test_what_the_bitstream_does_not_tell_stays() -> None:
     assert told.disagreements == ()
 
 
+def test_code_points_that_mean_the_same_are_no_disagreement() -> None:
+    sps = H264Sps(vui=Vui(full=False, codes=(5, 6, 5)))
+    assert describe(h264(sps, colour=Colour(5, 1, 6, ColourRange.LIMITED))).disagreements == ()
+    assert len(describe(h264(sps, colour=Colour(6, 1, 1, ColourRange.LIMITED))).disagreements) == 2
+
+
 def test_a_container_s_sample_aspect_stays() -> None:
     sps = H264Sps(vui=Vui((4, 3)))
     told = describe(h264(sps, sample_aspect=Fraction(16, 11)))

@@ -25,6 +25,8 @@ from keyglance.bitstream.vpx import Vp8, Vp9
 from keyglance.video import Colour, ColourRange, StreamConfig
 
 _UNSPECIFIED = 2
+#: Code points that H.273 calls functionally the same as another (tables 3 and 4): no disagreement.
+_SAME_TRANSFER, _SAME_MATRIX = {6: 1, 14: 1, 15: 1}, {6: 5}
 #: Codecs (FFmpeg's names) whose every picture decodes alone.
 INTRA_ONLY = frozenset(
     {
@@ -246,8 +248,9 @@ def _of_container(config: StreamConfig, facts: SequenceFacts) -> list[str]:
     if config.width and config.height and (config.width, config.height) != (facts.width, facts.height):
         found.append(_sentence("size", "container", f"{config.width}x{config.height}", f"{facts.width}x{facts.height}"))
     names = ("colour primaries", "colour transfer", "colour matrix")
-    for what, theirs, ours in zip(names, _code_points(config.colour), _code_points(facts.colour), strict=True):
-        if _UNSPECIFIED not in (theirs, ours) and theirs != ours:
+    same: tuple[dict[int, int], ...] = ({}, _SAME_TRANSFER, _SAME_MATRIX)
+    for what, theirs, ours, names_of in zip(names, _code_points(config.colour), _code_points(facts.colour), same, strict=True):
+        if _UNSPECIFIED not in (theirs, ours) and names_of.get(theirs, theirs) != names_of.get(ours, ours):
             found.append(_sentence(what, "container", theirs, ours))
     extents = (config.colour.range, facts.colour.range)
     if ColourRange.UNSPECIFIED not in extents and extents[0] is not extents[1]:
