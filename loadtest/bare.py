@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from loadtest.server_process import checkout_models
 from models.manifest import Manifest
 from models.preprocess import Rendered, layout, normalise
 from models.repository import ModelRepository
@@ -38,13 +39,14 @@ class Shot:
 
 
 class BareModels:
-    """The default models of a server with these models installed, each in one session that uses every core."""
+    """The models that a server runs by default, each in one session that uses every core."""
 
     def __init__(self) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
         options.log_severity_level = 3
-        installed = ModelRepository().load_all()
+        folder = None if os.environ.get("KEYGLANCE_MODELS__FOLDER") else checkout_models()
+        installed = [model for model in ModelRepository(folder).load_all() if model.manifest.default_on]
         self.manifests = [model.manifest for model in installed]
         providers = ["CPUExecutionProvider"]
         self._sessions = [ort.InferenceSession(str(model.path), options, providers=providers) for model in installed]

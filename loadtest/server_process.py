@@ -45,7 +45,9 @@ class ServerProcess:
         self._port_file = directory / "server.port"
         program = str(Path(sys.executable).with_name("keyglance-server"))
         self._command = [program, "--listen", "127.0.0.1:0", "--port-file", str(self._port_file), *arguments]
-        self._environment = {**_checkout_models(), **os.environ, **(environment or {})}
+        models = checkout_models()
+        defaults = {} if models is None else {"KEYGLANCE_MODELS__FOLDER": str(models)}
+        self._environment = {**defaults, **os.environ, **(environment or {})}
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,6 +130,7 @@ class ServerProcess:
         time.sleep(0.05)
 
 
-def _checkout_models() -> dict[str, str]:
+def checkout_models() -> Path | None:
+    """The folder into which `make` installs models, None where it did not."""
     folder = Path(__file__).parent.parent / ".cache" / "models"
-    return {"KEYGLANCE_MODELS__FOLDER": str(folder)} if folder.is_dir() else {}
+    return folder if folder.is_dir() else None
