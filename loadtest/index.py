@@ -45,7 +45,7 @@ def noisy(seconds: int, width: int = 854, height: int = 480) -> Iterator[clips.P
         yield np.minimum(picture, 231) + noise[:, at : at + width]
 
 
-def clip(seconds: int = 60, rate: int = 1_600_000) -> bytes:
+def clip(seconds: int = 60, rate: int = 1_500_000) -> bytes:
     """The pictures of the clip, encoded at `rate` bits a second."""
     # A rate factor of -1 leaves the choice to the bit rate.
     options = {"preset": "superfast", "crf": "-1", "b": str(rate), "maxrate": str(rate), "bufsize": str(2 * rate)}

@@ -140,7 +140,7 @@ def _index(
     if not media.encrypted.all():
         _mark_encrypted(track, media)
     missing, flags = _cut(media, size_bytes, notes)
-    _refuse_encrypted(media)
+    _refuse_encrypted(track, media)
     seconds, step = _seconds(media, track.timescale, notes)
     times, outside = _shown(edits, media, seconds, track.timescale, notes)
     flags[outside] |= int(SampleFlag.OUTSIDE_EDIT)
@@ -263,11 +263,12 @@ def _cut(media: Media, size_bytes: int, notes: list[str]) -> tuple[bool, npt.NDA
     return missing, flags
 
 
-def _refuse_encrypted(media: Media) -> None:
+def _refuse_encrypted(track: Track, media: Media) -> None:
     """Where half of the samples or all keyframes are encrypted, there is nothing to look at."""
     count = int(media.encrypted.sum())
     if count and (2 * count >= len(media) or (media.key.any() and not (media.key & ~media.encrypted).any())):
-        raise Encrypted(f"{count} of {len(media)} samples are encrypted")
+        schemes = ", ".join(sorted({entry.scheme for entry in track.entries if entry.encrypted and entry.scheme}))
+        raise Encrypted(f"{count} of {len(media)} samples are encrypted{f' ({schemes})' if schemes else ''}")
 
 
 def _seconds(media: Media, timescale: int, notes: list[str]) -> tuple[npt.NDArray[np.float64], float]:

@@ -31,6 +31,7 @@ class SampleEntry:
     facts: Facts
     data_reference: int  # from 1
     encrypted: bool = False
+    scheme: str = ""  # of protection, a four-character code: cenc, cbcs, piff, …
     sample_aspect: Fraction | None = None
     colour: Colour | None = None
     clean_aperture: tuple[Fraction, Fraction] | None = None  # width and height
@@ -50,12 +51,12 @@ def _entry(boxes: Boxes, box: Box) -> SampleEntry:
     fixed = boxes.read(box, _FIXED)
     if len(fixed) < _FIXED:
         return SampleEntry(box.kind, "", 0, 0, b"", Facts(), 1)
-    kind, encrypted = box.kind, box.kind in PROTECTED
+    kind, encrypted, scheme = box.kind, box.kind in PROTECTED, ""
     parts: dict[bytes, Data] = {}
     # ISO entries hold boxes; some writers of QuickTime files put a terminator of four zero bytes behind them.
     for child in boxes.children(box.body + _FIXED, box.end):
         if child.kind == b"sinf":
-            original, clear = _protection(boxes, child)
+            original, scheme, clear = _protection(boxes, child)
             kind = original or kind
             encrypted = encrypted and not clear
         elif child.kind in _PARTS and child.kind not in parts:
@@ -80,6 +81,7 @@ def _entry(boxes: Boxes, box: Box) -> SampleEntry:
         facts=facts_of(codec, kind, record),
         data_reference=int.from_bytes(fixed[6:8], "big"),
         encrypted=encrypted,
+        scheme=scheme,
         sample_aspect=_aspect(parts.get(b"pasp", b"")),
         colour=_colour(parts.get(b"colr", b"")),
         clean_aperture=_aperture(parts.get(b"clap", b"")),
@@ -96,12 +98,14 @@ def _with_layers(record: bytes, layers: bytes) -> bytes:
     return record[:22] + bytes((record[22] + layers[5],)) + record[23:] + layers[6:]
 
 
-def _protection(boxes: Boxes, sinf: Box) -> tuple[bytes, bool]:
-    """Of a `sinf` box: the original code of the entry, and whether it says that samples are clear by default."""
-    original, said = b"", []
+def _protection(boxes: Boxes, sinf: Box) -> tuple[bytes, str, bool]:
+    """Of a `sinf` box: the entry's original code, the scheme, and whether it says that samples are clear by default."""
+    original, scheme, said = b"", "", []
     for child in boxes.inside(sinf):
         if child.kind == b"frma":
             original = bytes(boxes.read(child, 4))
+        elif child.kind == b"schm":
+            scheme = bytes(boxes.read(child, 8)[4:]).decode("latin-1")
         elif child.kind == b"schi":
             for box in boxes.inside(child):
                 data = boxes.read(box, 32)
@@ -109,7 +113,8 @@ def _protection(boxes: Boxes, sinf: Box) -> tuple[bytes, bool]:
                     said.append(data[6] != 0)  # ISO/IEC 23001-7, 8.2
                 elif box.kind == b"uuid" and bytes(data[:16]) == _PIFF_TENC and len(data) > 22:
                     said.append(any(data[20:23]))
-    return original if len(original) == 4 else b"", bool(said) and not any(said)
+    scheme = scheme if scheme.isascii() and scheme.isalnum() else ""
+    return original if len(original) == 4 else b"", scheme, bool(said) and not any(said)
 
 
 def _aspect(data: Data) -> Fraction | None:
