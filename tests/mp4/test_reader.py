@@ -415,6 +415,14 @@ def test_the_main_track() -> None:
     assert (index.track, index.other_video_tracks) == (1, 1)
 
 
+def test_another_track_where_the_main_one_is_damaged() -> None:
+    gone = Track(CLIP, 3, tables={b"stco": table(b"stco", [(1 << 30,)] * 6)})
+    index = read(movie([gone, Track(CLIP, 2)]))
+    assert (index.track, index.other_video_tracks, index.notes) == (1, 1, ())
+    with pytest.raises(CorruptVideo, match="not one of the video track's 60 samples"):
+        read(movie([gone, replace(gone, id=4, enabled=False)]))
+
+
 def test_chapter_images_and_cover_art_are_no_video() -> None:
     images = Track([Sample()] * 3, 7, entries=[visual_entry(b"jpeg")])
     chapters = box(b"tref", box(b"chap", u32(7)))

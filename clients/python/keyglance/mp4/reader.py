@@ -63,9 +63,14 @@ def read_index(source: RandomAccess, limits: Mp4Limits | None = None, *, describ
     if layout.early:
         notes.append(f"{layout.early} fragments lie before the movie box")
     candidates = _candidates(boxes, layout, movie)
-    main = _main(candidates, layout, movie)
-    others = sum(1 for each in candidates if each is not main and each.samples)
-    return _index(boxes, movie, main, others, limits, notes, describe)
+    error: CorruptVideo | None = None
+    for candidate in _by_preference(candidates, layout, movie):
+        others = sum(1 for each in candidates if each is not candidate and each.samples)
+        try:
+            return _index(boxes, movie, candidate, others, limits, [*notes], describe)
+        except CorruptVideo as damage:
+            error = error or damage  # none of its samples is there; perhaps another track has some
+    raise error or CorruptVideo("the video track has no samples")
 
 
 @dataclass(slots=True)
@@ -97,17 +102,14 @@ def _candidates(boxes: Boxes, layout: Layout, movie: Movie) -> list[_Candidate]:
     ]
 
 
-def _main(candidates: Sequence[_Candidate], layout: Layout, movie: Movie) -> _Candidate:
-    """The main track: one that has samples and a size, is enabled, has more than one sample, the first."""
-    filled = [each for each in candidates if each.samples]
-    if not filled:
-        raise CorruptVideo("the video track has no samples")
-    best = max(filled, key=_preference)
-    sounds = any(track.handler == b"soun" for track in movie.tracks)
-    entry = best.track.entries[0] if best.track.entries else None
-    if layout.major_brand[:3] == b"M4A" and sounds and best.samples == 1 and entry is not None and entry.codec == "mjpeg":
-        raise NoVideoStream("no moving pictures, only cover art")
-    return best
+def _by_preference(candidates: Sequence[_Candidate], layout: Layout, movie: Movie) -> list[_Candidate]:
+    """Those with samples; first the main track: one that has a size, is enabled, has more than one sample, the first."""
+    filled = sorted((each for each in candidates if each.samples), key=_preference, reverse=True)
+    if filled and layout.major_brand[:3] == b"M4A" and any(track.handler == b"soun" for track in movie.tracks):
+        entries = filled[0].track.entries
+        if filled[0].samples == 1 and entries and entries[0].codec == "mjpeg":
+            raise NoVideoStream("no moving pictures, only cover art")
+    return filled
 
 
 def _preference(candidate: _Candidate) -> tuple[bool, bool, bool, int]:
