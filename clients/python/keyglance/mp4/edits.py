@@ -101,6 +101,7 @@ def shown_times(
     rates = np.array([edit.rate or 1.0 for edit in edits])
     inside = which >= 0
     place = np.maximum(which, 0)
-    moved = begins[place] + (seconds - starts[place]) / rates[place]
+    # A picture that stands still may have begun before the edit does.
+    moved = begins[place] + np.maximum(0.0, (seconds - starts[place]) / rates[place])
     usual = float(np.median((moved - seconds)[inside])) if inside.any() else 0.0
     return np.where(inside, moved, seconds + usual)
