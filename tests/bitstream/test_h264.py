@@ -223,6 +223,16 @@ def test_many_different_sets_are_forgotten() -> None:
         assert stream.describe().config.width == 16 * width
 
 
+def test_more_new_sets_than_a_sample_may_bring_are_left_aside() -> None:
+    stream = StreamHeaders(StreamConfig("h264", 0, 0))
+    sets = [H264Sps(number=number, width=number + 2).unit() for number in range(20)]
+    stream.kind(annexb(*sets, h264_pps(0, 15), h264_pps(1, 16), h264_slice(INTRA, idr=True)))
+    assert stream.describe().config.width == 16 * 17
+    assert stream.kind(annexb(h264_slice(INTRA, idr=True, pps=1))).kind is SampleKind.IDR
+    stream.kind(annexb(*sets, h264_slice(INTRA, idr=True, pps=1)))  # the first sixteen are known now
+    assert stream.describe().config.width == 16 * 18
+
+
 def test_preferred_transfer_function() -> None:
     sps = H264Sps(vui=Vui(full=False, codes=(9, 14, 9)))
     stream = headers(sps)

@@ -178,6 +178,7 @@ class H264:
 
     def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds; parameter sets in it are kept."""
+        self._sets.begin()
         recovery = False
         found = iter(units(payload, form_of(payload, self._length_size), whole=whole))
         for unit in found:

@@ -201,6 +201,7 @@ class Hevc:
 
     def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts:
         """What a sample holds; parameter sets in it are kept."""
+        self._sets.begin()
         recovery = False
         found = units(payload, form_of(payload, self._length_size), whole=whole)
         for unit in found:

@@ -89,10 +89,10 @@ def sei_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _sei_number(data: bytes, at: int) -> tuple[int, int]:
-    start = at
-    while data[at : at + 1] == b"\xff":
-        at += 1
-    return 255 * (at - start) + (data[at] if at < len(data) else 0), at + 1
+    rest = data[at:]
+    high = len(rest) - len(rest.lstrip(b"\xff"))  # bytes of 255, each of which adds so much
+    at += high
+    return 255 * high + (data[at] if at < len(data) else 0), at + 1
 
 
 @dataclass(frozen=True, slots=True)

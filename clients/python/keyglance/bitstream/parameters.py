@@ -13,6 +13,7 @@ S = TypeVar("S")
 P = TypeVar("P")
 T = TypeVar("T")
 _REMEMBERED = 64  # units whose parsing is kept; a stream that changes them more often pays for it
+_NEW = 16  # sequence parameter sets that one sample, or a record, may bring; parsing a hostile one takes milliseconds
 
 
 class ParameterSets(Generic[S, P]):
@@ -30,7 +31,12 @@ class ParameterSets(Generic[S, P]):
         self._pictures: dict[int, tuple[int, P]] = {}
         self._known_sequences: dict[bytes, tuple[int, S]] = {}
         self._known_pictures: dict[bytes, tuple[int, tuple[int, P]]] = {}
+        self._allowed = _NEW
         self.problem = ""  # of the last set that could not be read
+
+    def begin(self) -> None:
+        """A new sample begins."""
+        self._allowed = _NEW
 
     @property
     def first(self) -> S | None:
@@ -39,6 +45,11 @@ class ParameterSets(Generic[S, P]):
 
     def add_sequence(self, data: bytes) -> bool:
         """Takes a set, given unescaped; False where it is broken: then the one before it stays, as in a decoder."""
+        if data[:HEADER_BYTES] not in self._known_sequences:
+            if not self._allowed:
+                self.problem = f"more than {_NEW} new sequence parameter sets at once"
+                return False
+            self._allowed -= 1
         return self._add("sequence", data, self._parse_sequence, self._known_sequences, self._sequences)
 
     def add_picture(self, data: bytes) -> bool:
