@@ -8,7 +8,7 @@ import binascii
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from fractions import Fraction
 from types import TracebackType
 from typing import Annotated, Any, Literal, Self
@@ -31,6 +31,7 @@ from keyglance.errors import (
     TooLarge,
     WorkerLost,
 )
+from keyglance.sampling import SamplingLimits, SamplingPlan, SamplingPolicy, plan
 from keyglance.video import Colour, ColourRange, Orientation, SampleFlag, Samples, StreamConfig, VideoIndex
 
 #: The arrays of `Samples` as they travel: field and type, one array behind the other.
@@ -87,8 +88,15 @@ class IndexedVideo:
         self._worker: Worker | None = worker
         self._deadline = deadline
 
-    async def packets(self, samples: Sequence[int]) -> tuple[SharedBytes, tuple[Packet, ...]]:
-        """The payloads of samples, one behind the other in memory that the caller closes, and where each lies."""
+    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+        """As `keyglance.sampling.plan`."""
+        return plan(self.index, policy, limits)
+
+    async def packets(self, samples: Sequence[int], spare: Collection[int] = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:
+        """The payloads of samples, one behind the other in memory that the caller closes, and where each lies.
+
+        No payload is ever missing, so `spare` changes nothing.
+        """
         if self._worker is None:
             raise RuntimeError(f"{self!r} is closed")
         count = len(self.index.samples)

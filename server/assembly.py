@@ -6,6 +6,7 @@ import difflib
 from importlib.metadata import version
 
 from decoder_pool.containers import Indexer
+from decoder_pool.opener import Opener
 from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
 from server.engine_factory import local_engine
@@ -29,7 +30,7 @@ def assemble(config: Config, telemetry: Telemetry) -> Parts:
     )
     source_limits, sampling_limits = limits_of(config)
     pipeline = Pipeline(
-        engine=engine, indexer=indexer, policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
+        engine=engine, opener=Opener(indexer), policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
     )
     return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
 

@@ -7,19 +7,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from decoder_pool.containers import Indexer
 from decoder_pool.limits import SourceLimits
-from decoder_pool.shared_bytes import SharedBytes
+from decoder_pool.opener import Opener
 from decoder_pool.units import units
 from keyglance.errors import CorruptVideo, Encrypted
-from keyglance.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage, plan
+from keyglance.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 from models.fusion import FrameScores, VideoLabel, fuse
 from models.manifest import Manifest
 from models.policy import Judgement, Policy
 from server.degradation import Degradation, DegradationReason, merge
 from server.engine import Engine, EngineJob, EngineResult, FrameOutcome
-from server.sources import Source, receive
+from server.sources import Given, Source, receive
 from server.telemetry import Steps
 
 #: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.
@@ -83,11 +82,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What is to be looked at: the index, the plan, and the packets of the plan, which the owner closes."""
+    """What is to be looked at: the index, the plan, and the packets of the plan, which the owner closes.
+
+    `spares` are samples that the plan has in reserve and whose bytes did not come.
+    """
 
     index: VideoIndex
     plan: SamplingPlan
     job: EngineJob = field(repr=False)
+    spares: frozenset[int]
 
 
 class Pipeline:
@@ -97,28 +100,32 @@ class Pipeline:
         self,
         *,
         engine: Engine,
-        indexer: Indexer,
+        opener: Opener,
         policy: Policy,
         source_limits: SourceLimits,
         sampling_limits: SamplingLimits,
     ) -> None:
         self._engine = engine
-        self._indexer = indexer
+        self._opener = opener
         self._policy = policy
         self._source_limits = source_limits
         self._sampling_limits = sampling_limits
         self._manifests = {manifest.name: manifest for manifest in engine.info().models}
 
-    async def label(self, source: Source, call: LabelCall, steps: Steps) -> Answer:
-        """Answers a call about `source`, which is let go of early. Raises the errors of `keyglance.errors`."""
+    async def label(self, given: Given, call: LabelCall, steps: Steps) -> Answer:
+        """Answers a call about what was `given`, which is let go of early. Raises the errors of `keyglance.errors`."""
         with steps.step("receive") as step:
-            file = await receive(source, most_bytes=self._source_limits.bytes)
-            del source  # as large as the file, and copied
-            step.set("source.bytes", file.size)
-        with file:
-            sampled = await self._index_and_sample(file, call, steps)
+            source = receive(given, most_bytes=self._source_limits.bytes)
+            step.set("source.bytes", source.size)
+            step.set("source.held", source.held)
+        del given
+        sampled = await self._index_and_sample(source, call, steps)
+        if not sampled.spares:  # all that the call may need of it is copied
+            del source
         with sampled.job.packets:
             result = await self._engine.run(sampled.job)
+        if lacking := _lost_for_want_of_bytes(sampled, result):
+            raise source.needs(source.missing(lacking))
         for timing in result.timings:
             steps.add(timing)
         with steps.step("fuse") as step:
@@ -127,20 +134,22 @@ class Pipeline:
             step.set("verdict", answer.judgement.verdict.name.lower())
         return answer
 
-    async def _index_and_sample(self, source: SharedBytes, call: LabelCall, steps: Steps) -> Sampled:
-        """Index and plan, and the wanted packets out of the container; the container's worker is free again afterwards."""
+    async def _index_and_sample(self, source: Source, call: LabelCall, steps: Steps) -> Sampled:
+        """Index and plan, and the wanted packets out of the container; whatever read it is free again afterwards."""
         with steps.step("index") as step:
-            indexed = await self._indexer.open(source, self._source_limits, call.deadline)
-            step.set("container", indexed.index.container)
-            step.set("codec", indexed.index.config.codec)
-            step.set("samples", len(indexed.index.samples))
-        async with indexed:
+            opened = await self._opener.open(source, self._source_limits, call.deadline)
+            step.set("container", opened.index.container)
+            step.set("codec", opened.index.config.codec)
+            step.set("samples", len(opened.index.samples))
+        async with opened:
             with steps.step("sample") as step:
-                index = indexed.index
-                chosen = plan(index, call.sampling, self._sampling_limits)
+                chosen = opened.plan(call.sampling, self._sampling_limits)
+                index = opened.index
                 if not chosen.frames:
                     raise _nothing_to_see(index)
-                packets, listed = await indexed.packets([sample for run in chosen.runs for sample in run.samples])
+                wanted = [sample for run in chosen.runs for sample in run.samples]
+                spare = {sample for run in chosen.runs for sample in run.samples[len(run.samples) - run.spare :]}
+                packets, listed = await opened.packets(wanted, spare)
                 step.set("frames", len(chosen.frames))
                 step.set("packets", len(listed))
                 step.set("packets.bytes", packets.size)
@@ -153,7 +162,7 @@ class Pipeline:
             deadline=call.deadline,
             thumbnail_size=call.thumbnail_size,
         )
-        return Sampled(index, chosen, job)
+        return Sampled(index, chosen, job, frozenset(wanted) - {packet.sample for packet in listed})
 
     def _fuse(self, call: LabelCall, sampled: Sampled, result: EngineResult) -> Answer:
         outcomes = {outcome.sample: outcome for outcome in result.frames}
@@ -221,6 +230,19 @@ def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Covera
     if index.notes:
         told.append(Degradation(DegradationReason.CONTAINER_LIES, len(index.notes), "; ".join(index.notes)))
     return told
+
+
+def _lost_for_want_of_bytes(sampled: Sampled, result: EngineResult) -> list[tuple[int, int]]:
+    """Where the spare samples lie, as (offset, size), of runs with a picture that did not appear and might with them."""
+    lost = {frame.sample for frame in result.frames if frame.skipped is not None}
+    samples = sampled.index.samples
+    return [
+        (int(samples.position[number]), int(samples.size[number]))
+        for run in sampled.plan.runs
+        if not lost.isdisjoint(run.wanted)
+        for number in run.samples
+        if number in sampled.spares
+    ]
 
 
 def _nothing_to_see(index: VideoIndex) -> CorruptVideo | Encrypted:

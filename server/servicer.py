@@ -19,7 +19,7 @@ from server.config import Config
 from server.degradation import Degradation
 from server.engine import Engine
 from server.pipeline import Answer, LabelCall, LookedAt, Pipeline
-from server.sources import Part, Ranges, Source, Uri, WholeBytes
+from server.sources import Given, Part, Ranges, Uri, WholeBytes
 from server.timing import StepTiming
 
 _HDR_TRANSFERS = (16, 18)  # PQ and HLG, ITU-T H.273 table 3
@@ -111,7 +111,7 @@ def limits_of(config: Config) -> tuple[SourceLimits, SamplingLimits]:
     )
 
 
-def _source(request: pb.LabelRequest) -> Source:
+def _source(request: pb.LabelRequest) -> Given:
     match request.WhichOneof("source"):
         case "data":
             return WholeBytes(request.data)

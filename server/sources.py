@@ -1,18 +1,22 @@
-"""Sources: from a request's bytes, byte ranges or URI to the whole file in shared memory.
+"""Sources: a request's whole bytes or byte ranges as one file that can be read at any offset.
 
-Byte ranges are accepted where together they hold the whole file; what is missing is named by RANGES_NEEDED. URIs are
-refused: nothing is configured that this server could read from.
+Of a file that came in ranges, reading what did not come raises RANGES_NEEDED. URIs are refused: nothing is configured that
+this server could read from.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge, UriNotAllowed
 
+#: Most parts of one file. A caller that follows a sampling plan sends a few for each picture, so this is far above any use.
+_MOST_PARTS = 4096
 #: Below this many bytes a copy is cheaper than a change of threads.
 _INLINE_BYTES = 1 << 18
 
@@ -47,51 +51,112 @@ class Uri:
     uri: str
 
 
-Source = WholeBytes | Ranges | Uri
+Given = WholeBytes | Ranges | Uri
 
 
-async def receive(source: Source, *, most_bytes: int) -> SharedBytes:
-    """Brings the source's whole file into shared memory, which the caller closes.
+class Source:
+    """A file of `size` bytes, of which some or all are here: a `keyglance.mp4.RandomAccess`."""
+
+    def __init__(self, size: int, parts: Sequence[Part]) -> None:
+        self.size = size
+        self._parts = [part for part in parts if part.data]
+        self._offsets = [part.offset for part in self._parts]
+
+    @property
+    def held(self) -> int:
+        """Bytes that are here."""
+        return sum(len(part.data) for part in self._parts)
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """`size` bytes from `offset`, fewer at the file's end. Raises `RangesNeeded` for all that the file lacks.
+
+        A whole list because a reader asks for one piece after the other: a caller sends once what one answer names.
+        """
+        end = min(offset + size, self.size)
+        pieces = list(self._pieces(offset, end))
+        if sum(map(len, pieces)) < end - offset:
+            raise self.needs(self.missing([(0, self.size)]))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def missing(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What is not here of the `wanted` ranges, each (offset, size), as such ranges, ascending and joined."""
+        lacking: list[tuple[int, int]] = []
+        for offset, size in sorted(wanted):
+            at, end = offset, min(offset + size, self.size)
+            for part in self._from(offset):
+                if part.offset >= end:
+                    break
+                if part.offset > at:
+                    _join(lacking, at, part.offset)
+                at = max(at, part.offset + len(part.data))
+            if at < end:
+                _join(lacking, at, end)
+        return [(begin, end - begin) for begin, end in lacking]
+
+    def needs(self, ranges: Sequence[tuple[int, int]]) -> RangesNeeded:
+        """The error that asks for `ranges`, each (offset, size)."""
+        total = sum(size for _, size in ranges)
+        return RangesNeeded(
+            f"{total:,} bytes of the file of {self.size:,} bytes are missing, in {len(ranges)} ranges; {self.held:,} were sent",
+            ranges=ranges,
+        )
+
+    async def shared(self) -> SharedBytes:
+        """The whole file in shared memory, which the caller closes. Raises `RangesNeeded`."""
+        if lacking := self.missing([(0, self.size)]):
+            raise self.needs(lacking)
+        payload = [part.data for part in self._parts]
+        if self.size <= _INLINE_BYTES:
+            return SharedBytes.of(payload, "source")
+        copying = asyncio.ensure_future(asyncio.to_thread(SharedBytes.of, payload, "source"))
+        try:
+            return await asyncio.shield(copying)
+        except asyncio.CancelledError:  # the thread goes on: what it makes is closed as soon as it is there
+            copying.add_done_callback(_close)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Source {self.held:,} of {self.size:,} bytes>"
+
+    def _from(self, offset: int) -> Iterable[Part]:
+        """The parts by offset, from the one that may hold `offset` on."""
+        return itertools.islice(self._parts, max(0, bisect.bisect_right(self._offsets, offset) - 1), None)
+
+    def _pieces(self, offset: int, end: int) -> Iterable[memoryview]:
+        """Views of the bytes that lie behind one another from `offset` on, up to `end` or the first that is missing."""
+        at = offset
+        for part in self._from(offset):
+            if part.offset > at or at >= end:
+                break
+            piece = memoryview(part.data)[at - part.offset : end - part.offset]
+            at += len(piece)
+            yield piece
+
+
+def receive(given: Given, *, most_bytes: int) -> Source:
+    """The source of a request. Nothing is copied.
 
     Raises `EmptySource`, `TooLarge` (more than `most_bytes`), `BadPolicy` (ranges that overlap or lie outside the file),
-    `RangesNeeded`, `UriNotAllowed`.
+    `UriNotAllowed`.
     """
-    match source:
+    match given:
         case WholeBytes(data):
-            size, parts = len(data), [Part(0, data)]
-        case Ranges(file_size, given):
-            size, parts = file_size, _in_order(given, file_size)
+            source = Source(len(data), [Part(0, data)])
+        case Ranges(file_size, parts):
+            source = Source(file_size, _in_order(parts, file_size))
         case Uri(uri):
             raise UriNotAllowed(f"this server reads no URIs, got {uri[:200]!r}; send the bytes")
-    if size == 0:
+    if source.size == 0:
         raise EmptySource("the source has 0 bytes")
-    if size > most_bytes:
-        raise TooLarge.over("bytes", size, most_bytes)
-    missing = _missing(parts, size)
-    if missing:
-        listed = ",".join(f"{begin}-{end - 1}" for begin, end in missing[:64])
-        raise RangesNeeded(
-            f"{sum(end - begin for begin, end in missing)} of {size} bytes are missing: bytes {listed}",
-            facts={"ranges": listed, "file_size": str(size)},
-        )
-    payload = [part.data for part in parts]
-    if size <= _INLINE_BYTES:
-        return SharedBytes.of(payload, "source")
-    copying = asyncio.ensure_future(asyncio.to_thread(SharedBytes.of, payload, "source"))
-    try:
-        return await asyncio.shield(copying)
-    except asyncio.CancelledError:  # the thread goes on: what it makes is closed as soon as it is there
-        copying.add_done_callback(_close)
-        raise
-
-
-def _close(copying: asyncio.Future[SharedBytes]) -> None:
-    if copying.exception() is None:
-        copying.result().close()
+    if source.size > most_bytes:
+        raise TooLarge.over("bytes", source.size, most_bytes)
+    return source
 
 
 def _in_order(parts: Sequence[Part], file_size: int) -> list[Part]:
     """The parts by offset; refuses overlap, empty parts and bytes outside the file."""
+    if len(parts) > _MOST_PARTS:
+        raise BadPolicy(f"{len(parts):,} byte ranges, at most {_MOST_PARTS:,} allowed")
     ordered = sorted(parts, key=lambda part: part.offset)
     end = 0
     for part in ordered:
@@ -105,14 +170,14 @@ def _in_order(parts: Sequence[Part], file_size: int) -> list[Part]:
     return ordered
 
 
-def _missing(parts: Sequence[Part], size: int) -> list[tuple[int, int]]:
-    """The stretches (begin, end) of a file of `size` bytes that no part holds; `parts` in order."""
-    gaps: list[tuple[int, int]] = []
-    at = 0
-    for part in parts:
-        if part.offset > at:
-            gaps.append((at, part.offset))
-        at = part.offset + len(part.data)
-    if at < size:
-        gaps.append((at, size))
-    return gaps
+def _join(ranges: list[tuple[int, int]], begin: int, end: int) -> None:
+    """Appends [begin, end) to ascending ranges, joined with the last one where they touch."""
+    if ranges and begin <= ranges[-1][1]:
+        ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+    else:
+        ranges.append((begin, end))
+
+
+def _close(copying: asyncio.Future[SharedBytes]) -> None:
+    if copying.exception() is None:
+        copying.result().close()

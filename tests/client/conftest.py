@@ -18,9 +18,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from PIL import Image
 
-from keyglance.errors import ERROR_DOMAIN, EmptySource, KeyglanceError, NotAVideo, NoVideoStream
+from keyglance.errors import ERROR_DOMAIN, EmptySource, KeyglanceError, NotAVideo, NoVideoStream, RangesNeeded
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
+from loadtest.clips import encode, pan, photograph
 
 
 def status_of(error: KeyglanceError, *, domain: str = ERROR_DOMAIN) -> grpc.Status:
@@ -30,6 +31,8 @@ def status_of(error: KeyglanceError, *, domain: str = ERROR_DOMAIN) -> grpc.Stat
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after * 1e9))
         details.append(retry)
+    if isinstance(error, RangesNeeded):
+        details.append(pb.MissingRanges(ranges=[pb.MissingRange(offset=offset, size=size) for offset, size in error.ranges]))
     packed = []
     for detail in details:
         packed.append(any_pb2.Any())
@@ -76,9 +79,10 @@ class FakeServer(keyglance_pb2_grpc.ShortVideoLabelerServicer):
             context.abort_with_status(status_of(failure))
         elif failure is not None:
             context.abort(failure, "by script")
-        if not request.data:
+        begins = request.data or next((part.data for part in request.ranges.ranges if part.offset == 0), b"")
+        if not begins:
             context.abort_with_status(status_of(EmptySource("the request has no source")))
-        if b"ftyp" not in request.data[:12]:
+        if b"ftyp" not in begins[:12]:
             context.abort_with_status(status_of(NotAVideo("the bytes are no known container")))
         if b"audio" in request.data:
             context.abort_with_status(status_of(NoVideoStream("mp4 with 1 audio stream and no video")))
@@ -120,6 +124,12 @@ def server(answer: pb.LabelResponse, info: pb.GetServerInfoResponse) -> Iterator
     running = fake.start()
     yield fake
     running.stop(None).wait()
+
+
+@pytest.fixture(scope="session")
+def long_clip() -> bytes:
+    """A clip of which a part of the bytes is enough."""
+    return encode(pan(photograph("coffee"), 90, 320, 240), keyframe_interval=30, options={"crf": "4"})
 
 
 @pytest.fixture

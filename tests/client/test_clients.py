@@ -27,6 +27,7 @@ from keyglance.errors import (
     NotAVideo,
     NotPermitted,
     Overloaded,
+    RangesNeeded,
     RequestError,
     ServerUnreachable,
     ServiceError,
@@ -340,3 +341,25 @@ async def test_a_cancelled_task_cancels_the_call(server: Any, video: bytes) -> N
 def test_errors_are_keyglance_errors_all() -> None:
     assert all(issubclass(cls, KeyglanceError) for cls in ERRORS.values())
     assert issubclass(ServerUnreachable, ServiceError)
+
+
+def test_what_the_server_lacks_is_sent_once_and_by_itself(call: Call, server: Any, long_clip: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(long_clip)
+    lacking = (len(long_clip) // 2, 1000)
+    server.failures = [RangesNeeded("more bytes", ranges=[lacking])]
+    call(server.target, "label", path)
+    first, second = server.requests
+    assert not first.data
+    assert lacking not in [(part.offset, len(part.data)) for part in first.ranges.ranges]
+    sent = b"".join(part.data for part in second.ranges.ranges if lacking[0] <= part.offset < sum(lacking))
+    assert sent
+    assert sent in long_clip[lacking[0] : sum(lacking)]
+
+
+def test_a_server_that_is_never_content_gets_an_error_raised(call: Call, server: Any, long_clip: bytes) -> None:
+    server.failures = [RangesNeeded("more bytes", ranges=[(len(long_clip) - 10 * n, 10)]) for n in (1, 2, 3)]
+    with pytest.raises(RangesNeeded) as caught:
+        call(server.target, "label", long_clip)
+    assert caught.value.ranges == ((len(long_clip) - 20, 10),)
+    assert len(server.requests) == 2

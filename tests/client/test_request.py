@@ -1,4 +1,5 @@
 import io
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyglance.errors import BadPolicy, EmptySource, TooLarge
-from keyglance.request import label_request
+from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge
+from keyglance.request import Prepared, label_request
 from keyglance.v1 import keyglance_pb2 as pb
 
 DEFAULTS: dict[str, Any] = {
@@ -21,12 +22,14 @@ DEFAULTS: dict[str, Any] = {
     "thumbnails": False,
     "thumbnail_size": None,
     "request_id": "",
+    "whole": False,
     "max_message_bytes": 1000,
 }
 
 
 def request(source: Any, **changed: Any) -> pb.LabelRequest:
-    return label_request(source, **{**DEFAULTS, **changed})
+    with label_request(source, **{**DEFAULTS, **changed}) as prepared:
+        return prepared.message
 
 
 @given(st.binary(min_size=1, max_size=900))
@@ -150,3 +153,57 @@ def test_what_is_no_source_is_a_type_error(source: Any) -> None:
 def test_numbers_that_the_message_cannot_carry(wrong: dict[str, int]) -> None:
     with pytest.raises(BadPolicy, match=next(iter(wrong))):
         request(b"x", **wrong)
+
+
+def prepared(source: Any, **changed: Any) -> Prepared:
+    return label_request(source, **{**DEFAULTS, "max_message_bytes": 1 << 24, **changed})
+
+
+def is_of(message: pb.LabelRequest, data: bytes) -> bool:
+    parts = sorted(message.ranges.ranges, key=lambda part: part.offset)
+    apart = all(a.offset + len(a.data) <= b.offset for a, b in itertools.pairwise(parts))
+    return apart and all(data[part.offset : part.offset + len(part.data)] == part.data for part in parts)
+
+
+def test_of_a_file_that_can_be_indexed_here_only_what_matters_travels(long_clip: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(long_clip)
+    for source in (long_clip, path, io.BytesIO(long_clip)):
+        with prepared(source) as made:
+            assert made.message.ranges.file_size == len(long_clip)
+            assert is_of(made.message, long_clip)
+            assert made.message.ByteSize() < len(long_clip) / 2
+    with prepared(path, whole=True) as made:
+        assert made.message.data == long_clip
+
+
+def test_what_a_server_lacks_is_added_once(long_clip: bytes) -> None:
+    with prepared(long_clip) as made:
+        before = sum(len(part.data) for part in made.message.ranges.ranges)
+        held = made.message.ranges.ranges[0]
+        needed = RangesNeeded("more", ranges=[(held.offset, len(held.data) + 100), (len(long_clip) - 50, 50)])
+        made.complete(needed)
+        assert is_of(made.message, long_clip)
+        assert before < sum(len(part.data) for part in made.message.ranges.ranges) <= before + 150
+        with pytest.raises(RangesNeeded):
+            made.complete(needed)
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 1 << 40)], [(-1, 5)], [(5, 0)]])
+def test_ranges_that_no_honest_server_asks_for_are_not_sent(long_clip: bytes, ranges: list[tuple[int, int]]) -> None:
+    with prepared(long_clip) as made:
+        before = made.message.SerializeToString()
+        with pytest.raises(RangesNeeded):
+            made.complete(RangesNeeded("more", ranges=ranges))
+        assert made.message.SerializeToString() == before
+
+
+def test_a_whole_file_cannot_be_completed() -> None:
+    with prepared(b"no video") as made, pytest.raises(RangesNeeded):
+        made.complete(RangesNeeded("more", ranges=[(0, 4)]))
+
+
+@pytest.mark.parametrize("source", ["a folder", "a missing file"])
+def test_paths_that_are_no_files_are_errors_of_the_system(source: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Is a directory" if source == "a folder" else "No such file"):
+        prepared(tmp_path if source == "a folder" else tmp_path / "none.mp4")

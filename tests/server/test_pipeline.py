@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
-from keyglance.sampling import SamplingLimits, SamplingPolicy
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import CorruptVideo, Encrypted
+from keyglance.sampling import SamplingLimits, SamplingPlan, SamplingPolicy, plan
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 from models.backends.fake import fake_manifest
 from models.manifest import LabelSpec
@@ -51,7 +51,10 @@ class ScriptedIndexed:
         self.index = index
         self.closed = False
 
-    async def packets(self, samples: Sequence[int]) -> tuple[SharedBytes, tuple[Packet, ...]]:
+    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+        return plan(self.index, policy, limits)
+
+    async def packets(self, samples: Sequence[int], spare: object = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:
         return SharedBytes.of([bytes(len(samples))]), tuple(Packet(s, n, 1, True) for n, s in enumerate(samples))
 
     async def __aenter__(self) -> ScriptedIndexed:
@@ -61,11 +64,11 @@ class ScriptedIndexed:
         self.closed = True
 
 
-class ScriptedIndexer:
+class ScriptedOpener:
     def __init__(self, index: VideoIndex) -> None:
         self.opened = ScriptedIndexed(index)
 
-    async def open(self, source: SharedBytes, limits: SourceLimits, deadline: float) -> ScriptedIndexed:
+    async def open(self, source: object, limits: SourceLimits, deadline: float) -> ScriptedIndexed:
         return self.opened
 
 
@@ -102,10 +105,10 @@ async def label(index: VideoIndex, engine: ScriptedEngine, **policy: Any) -> Ans
     telemetry = Telemetry.create(
         version="1", span_processors=[SimpleSpanProcessor(spans)], metric_readers=[InMemoryMetricReader()]
     )
-    indexer = ScriptedIndexer(index)
+    indexer = ScriptedOpener(index)
     pipeline = Pipeline(
         engine=engine,  # type: ignore[arg-type]
-        indexer=indexer,  # type: ignore[arg-type]
+        opener=indexer,  # type: ignore[arg-type]
         policy=Policy.load(),
         source_limits=SourceLimits(),
         sampling_limits=SamplingLimits(),

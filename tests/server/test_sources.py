@@ -3,52 +3,73 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge, UriNotAllowed
-from server.sources import Part, Ranges, Source, Uri, WholeBytes, receive
+from server.sources import Given, Part, Ranges, Source, Uri, WholeBytes, receive
 
 MOST = 1 << 20
 
 
-def received(source: Source, most_bytes: int = MOST) -> bytes:
-    with asyncio.run(receive(source, most_bytes=most_bytes)) as shared:
+def whole(source: Source) -> bytes:
+    with asyncio.run(source.shared()) as shared:
         return shared.read(0, shared.size)
 
 
-@given(st.binary(min_size=1, max_size=5000))
-def test_whole_bytes_arrive_unchanged(data: bytes) -> None:
-    assert received(WholeBytes(data)) == data
+@st.composite
+def torn(draw: st.DrawFn) -> tuple[bytes, list[Part], set[int]]:
+    """A file, parts of it in any order, and the offsets of bytes that no part holds."""
+    data = draw(st.binary(min_size=1, max_size=200))
+    cuts = draw(st.sets(st.integers(1, 199)))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    parts = [Part(a, data[a:b]) for a, b in itertools.pairwise(edges)]
+    kept = [part for part in parts if draw(st.booleans())]
+    present = {n for part in kept for n in range(part.offset, part.offset + len(part.data))}
+    random.Random(draw(st.integers())).shuffle(kept)
+    return data, kept, set(range(len(data))) - present
 
 
 def test_large_sources_arrive_unchanged() -> None:
     data = os.urandom(MOST)
-    assert received(WholeBytes(data)) == data
+    assert whole(receive(WholeBytes(data), most_bytes=MOST)) == data
 
 
-@given(st.binary(min_size=1, max_size=300), st.sets(st.integers(1, 299)), st.randoms())
-def test_ranges_in_any_order_are_put_together(data: bytes, cuts: set[int], random: object) -> None:
-    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    parts = [Part(a, data[a:b]) for a, b in itertools.pairwise(edges)]
-    random.shuffle(parts)  # type: ignore[attr-defined]
-    assert received(Ranges(len(data), tuple(parts))) == data
+@given(torn(), st.integers(0, 220), st.integers(0, 220))
+def test_reading_gives_the_files_bytes_or_asks_for_all_that_is_missing(
+    file: tuple[bytes, list[Part], set[int]], offset: int, size: int
+) -> None:
+    data, parts, absent = file
+    source = receive(Ranges(len(data), tuple(parts)), most_bytes=MOST)
+    if absent.isdisjoint(range(offset, min(offset + size, len(data)))):
+        assert bytes(source.read(offset, size)) == data[offset : offset + size]
+    else:
+        with pytest.raises(RangesNeeded) as caught:
+            source.read(offset, size)
+        assert {n for begin, length in caught.value.ranges for n in range(begin, begin + length)} == absent
+    if absent:
+        with pytest.raises(RangesNeeded):
+            whole(source)
+    else:
+        assert whole(source) == data
 
 
-@given(st.binary(min_size=2, max_size=300), st.data())
-def test_missing_bytes_are_named_exactly(data: bytes, draw: st.DataObject) -> None:
-    begin = draw.draw(st.integers(0, len(data) - 1))
-    end = draw.draw(st.integers(begin + 1, len(data)))
-    parts = tuple(Part(a, data[a:b]) for a, b in ((0, begin), (end, len(data))) if a < b)
-    with pytest.raises(RangesNeeded) as caught:
-        received(Ranges(len(data), parts))
-    assert caught.value.facts["ranges"] == f"{begin}-{end - 1}"
+@given(torn(), st.lists(st.tuples(st.integers(0, 220), st.integers(1, 60)), max_size=6))
+def test_missing_ranges_are_exact_ascending_and_joined(
+    file: tuple[bytes, list[Part], set[int]], wanted: list[tuple[int, int]]
+) -> None:
+    data, parts, absent = file
+    lacking = receive(Ranges(len(data), tuple(parts)), most_bytes=MOST).missing(wanted)
+    asked = {n for begin, size in wanted for n in range(begin, begin + size)}
+    assert {n for begin, size in lacking for n in range(begin, begin + size)} == asked & absent
+    assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(lacking))
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "words"),
+    ("given_source", "error", "words"),
     [
         (WholeBytes(b""), EmptySource, "0 bytes"),
         (Ranges(0, ()), EmptySource, "0 bytes"),
@@ -57,17 +78,18 @@ def test_missing_bytes_are_named_exactly(data: bytes, draw: st.DataObject) -> No
         (Ranges(9, (Part(0, b"abcde"), Part(3, b"xy"))), BadPolicy, "overlaps"),
         (Ranges(9, (Part(8, b"ab"),)), BadPolicy, "outside"),
         (Ranges(9, (Part(1, b""),)), BadPolicy, "empty"),
+        (Ranges(9000, tuple(Part(2 * n, b"x") for n in range(4500))), BadPolicy, "4,500 byte ranges"),
         (Uri("file:///etc/passwd"), UriNotAllowed, "passwd"),
     ],
 )
-def test_refusals_say_what_is_wrong(source: Source, error: type[Exception], words: str) -> None:
+def test_refusals_say_what_is_wrong(given_source: Given, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        received(source, most_bytes=10)
+        receive(given_source, most_bytes=10 if "4,500" not in words else MOST)
 
 
 async def test_cancelling_a_large_copy_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    task = asyncio.create_task(receive(WholeBytes(b"x" * (64 << 20)), most_bytes=1 << 30))
+    task = asyncio.create_task(receive(WholeBytes(b"x" * (64 << 20)), most_bytes=1 << 30).shared())
     await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

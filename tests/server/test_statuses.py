@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from keyglance.errors import ERRORS, NotAVideo, Overloaded, TooLarge
+from keyglance.errors import ERRORS, NotAVideo, Overloaded, RangesNeeded, TooLarge
+from keyglance.v1 import keyglance_pb2 as pb
 from server.statuses import to_grpc_status, to_status
 
 
@@ -60,3 +64,18 @@ def test_whatever_the_texts_are_the_status_fits_into_trailers(message, facts):
 
 def test_texts_that_are_no_unicode():
     assert to_status(NotAVideo("\udcff.mp4")).message == "?.mp4"
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9)), min_size=1, max_size=600))
+def test_missing_ranges_travel_whole_in_few_pieces(steps):
+    ranges, at = [], 0
+    for gap, size in steps:
+        ranges.append((at + gap, size))
+        at += gap + size
+    status = to_status(RangesNeeded("more", ranges=ranges))
+    sent = [(part.offset, part.offset + part.size) for part in unpack(status, pb.MissingRanges).ranges]
+    assert all(any(begin <= offset and offset + size <= end for begin, end in sent) for offset, size in ranges)
+    assert all(a < b for (_, a), (b, _) in itertools.pairwise(sent))
+    assert {begin for begin, _ in sent} <= {offset for offset, _ in ranges}
+    assert len(sent) == min(len(ranges), 120)
+    assert len(base64.b64encode(status.SerializeToString())) < 4096  # of the 8 KiB that trailers may have

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from keyglance import answer
 from keyglance.answer import Answer, Health, ServerInfo
 from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls
+from keyglance.errors import RangesNeeded
 from keyglance.request import Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
@@ -83,11 +84,12 @@ class AsyncClient:
         thumbnails: bool = False,
         thumbnail_size: int | None = None,
         request_id: str = "",
+        whole: bool = False,
         timeout: float | None = None,
     ) -> Answer:
         """Labels of one video; see `keyglance.Client.label`."""
         attempts = self._connection.attempts(timeout)
-        request = await asyncio.to_thread(
+        prepared = await asyncio.to_thread(
             label_request,
             source,
             frames=frames,
@@ -99,9 +101,15 @@ class AsyncClient:
             thumbnails=thumbnails,
             thumbnail_size=thumbnail_size,
             request_id=request_id,
+            whole=whole,
             max_message_bytes=self._connection.max_message_bytes,
         )
-        return await self._call(self._labeler.Label, request, attempts)
+        with prepared:
+            try:
+                return await self._call(self._labeler.Label, prepared.message, attempts)
+            except RangesNeeded as needed:
+                await asyncio.to_thread(prepared.complete, needed)
+            return await self._call(self._labeler.Label, prepared.message, attempts)
 
     async def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""

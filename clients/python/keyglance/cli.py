@@ -151,6 +151,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Largest time between two pictures looked at (default: 10).",
     )
     @click.option("--keyframes-only", is_flag=True, help="Decode no pictures between keyframes to keep the gap.")
+    @click.option("--whole", is_flag=True, help="Send whole files, also where the bytes that matter would do.")
     @click.option("--models", metavar="A,B", help="Only these models (default: all that are on).")
     @click.option("--least-score", type=click.FloatRange(0, 1), metavar="SCORE", help="Leave out labels below (default: 0.1).")
     @wraps(command)
@@ -159,6 +160,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         frames: int | None,
         gap: float | None,
         keyframes_only: bool,
+        whole: bool,
         models: str | None,
         least_score: float | None,
         **options: Any,
@@ -169,6 +171,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
             "add_non_keyframes": False if keyframes_only else None,
             "models": [name.strip() for name in (models or "").split(",") if name.strip()],
             "least_score": least_score,
+            "whole": whole,
         }
         command(policy=policy, **options)
 

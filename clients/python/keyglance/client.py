@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from keyglance import answer
 from keyglance.answer import Answer, Health, ServerInfo
 from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls
+from keyglance.errors import RangesNeeded
 from keyglance.request import Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
@@ -78,6 +79,7 @@ class Client:
         thumbnails: bool = False,
         thumbnail_size: int | None = None,
         request_id: str = "",
+        whole: bool = False,
         timeout: float | None = None,
     ) -> Answer:
         """Labels of one video: a path, its bytes, or a binary file object.
@@ -86,10 +88,11 @@ class Client:
         keyframes are decoded unless `add_non_keyframes` is False. `models` are names as in `server_info()`. Labels below
         `least_score` (0 to 1) are left out unless they passed. `frame_scores` adds scores and regions of each picture,
         `thumbnails` a JPEG of each with a longer side of `thumbnail_size` pixels. `request_id` comes back in the answer.
+        Of a file whose index can be read on this side only the bytes that matter are sent, unless `whole` is true.
         `timeout` is in seconds. None and empty mean the default everywhere.
         """
         attempts = self._connection.attempts(timeout)
-        request = label_request(
+        prepared = label_request(
             source,
             frames=frames,
             largest_gap=largest_gap,
@@ -100,9 +103,15 @@ class Client:
             thumbnails=thumbnails,
             thumbnail_size=thumbnail_size,
             request_id=request_id,
+            whole=whole,
             max_message_bytes=self._connection.max_message_bytes,
         )
-        return self._call(self._labeler.Label, request, attempts)
+        with prepared:
+            try:
+                return self._call(self._labeler.Label, prepared.message, attempts)
+            except RangesNeeded as needed:
+                prepared.complete(needed)
+            return self._call(self._labeler.Label, prepared.message, attempts)
 
     def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""

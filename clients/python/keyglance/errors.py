@@ -7,7 +7,7 @@ that travels in `google.rpc.ErrorInfo.reason`, and one gRPC status; the table `E
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import grpc
@@ -109,10 +109,21 @@ class CorruptVideo(RequestError):
 
 
 class RangesNeeded(RequestError):
-    """Bytes that the request did not carry are needed; the details list the ranges."""
+    """Bytes that the request did not carry are needed: `ranges` of (offset, size) in bytes, ascending, of the file."""
 
     reason = "RANGES_NEEDED"
     status = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranges: Sequence[tuple[int, int]] = (),
+        facts: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, facts=facts, retry_after=retry_after)
+        self.ranges = tuple(ranges)
 
 
 class UriNotAllowed(RequestError):

@@ -1,17 +1,19 @@
 """From the caller's arguments to a `LabelRequest`, with what can be checked before a byte is sent.
 
-How the video travels is decided in `_put_source`, and there alone: as its whole bytes for now. A reader of the container on
-this side can put the byte ranges that matter there instead; `RangesNeeded`, the answer where they do not suffice, then meets
-the retry in the clients' `_call`.
+How the video travels is decided in `_put_source`, and there alone: as the byte ranges that matter where the index can be read
+on this side (`keyglance.selection`), else as its whole bytes. Where the ranges do not suffice, the server names what it lacks
+and `Prepared.complete` adds that.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-from keyglance.errors import BadPolicy, EmptySource, TooLarge
+from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge
 from keyglance.v1 import keyglance_pb2 as pb
 
 _UINT32_MAX = 2**32 - 1
@@ -25,8 +27,57 @@ class Readable(Protocol):
         ...
 
 
+class _File(Protocol):
+    """A file that can be read at any offset: a `keyglance.mp4.RandomAccess`, which is not loaded for this alone."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes | memoryview: ...
+
+
 #: A path, the bytes themselves, or a binary file object, which is read from where it stands to its end.
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
+
+
+class Prepared:
+    """A request with the file that it is about, which stays open until `close` (or the end of a `with`)."""
+
+    def __init__(self, message: pb.LabelRequest, file: _File, limit: int) -> None:
+        self.message = message
+        self._file = file
+        self._limit = limit
+        self._completed = False
+
+    def complete(self, needed: RangesNeeded) -> None:
+        """Adds the bytes that a server lacked; raises `needed` where that was done before, or cannot be.
+
+        Raises `OSError` where the file cannot be read, `TooLarge` where the message grows too large.
+        """
+        sent = self.message.ranges
+        if self._completed or not needed.ranges or self.message.WhichOneof("source") != "ranges":
+            raise needed
+        self._completed = True
+        lacking = [(offset, size) for offset, size in needed.ranges if 0 <= offset < offset + size <= self._file.size]
+        if len(lacking) < len(needed.ranges):
+            raise needed
+        held = [(part.offset, part.offset + len(part.data)) for part in sent.ranges]
+        for offset, size in lacking:
+            for begin, end in _outside(offset, offset + size, held):
+                sent.ranges.add(offset=begin, data=bytes(self._file.read(begin, end - begin)))
+        _check_size(self.message, self._limit)
+
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        close = getattr(self._file, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def label_request(
@@ -41,14 +92,15 @@ def label_request(
     thumbnails: bool,
     thumbnail_size: int | None,
     request_id: str,
+    whole: bool,
     max_message_bytes: int,
-) -> pb.LabelRequest:
-    """The request for `source`; None leaves a field to the server's default. Ranges are the server's to judge.
+) -> Prepared:
+    """The request for `source`; None leaves a field to the server's default. Whether values make sense is the server's to judge.
 
     Raises `OSError` where a path cannot be read, `EmptySource`, `TooLarge` where the message would have more than
     `max_message_bytes`, `BadPolicy` for a number that the message cannot carry, and `TypeError`.
     """
-    request = pb.LabelRequest(
+    message = pb.LabelRequest(
         sampling=pb.SamplingPolicy(
             frames=_unsigned("frames", frames), largest_gap=largest_gap, add_non_keyframes=add_non_keyframes
         ),
@@ -59,36 +111,80 @@ def label_request(
         ),
         request_id=request_id,
     )
-    _put_source(request, source, max_message_bytes)
-    size = request.ByteSize()
-    if size > max_message_bytes:
-        raise TooLarge.over("bytes", size, max_message_bytes)
-    return request
+    prepared = Prepared(message, _file(source, max_message_bytes), max_message_bytes)
+    try:
+        _put_source(message, prepared._file, whole, max_message_bytes)
+        _check_size(message, max_message_bytes)
+    except BaseException:
+        prepared.close()
+        raise
+    return prepared
 
 
-def _put_source(request: pb.LabelRequest, source: Source, limit: int) -> None:
-    data = _read(source, limit)
-    if not data:
+def _put_source(message: pb.LabelRequest, file: _File, whole: bool, limit: int) -> None:
+    if file.size == 0:
         raise EmptySource("the source has no bytes")
-    request.data = data
+    ranges = None if whole else _ranges(file, message.sampling)
+    if ranges is None:
+        if file.size > limit:
+            raise TooLarge.over("bytes", file.size, limit)
+        message.data = bytes(file.read(0, file.size))
+        return
+    message.ranges.file_size = file.size
+    for offset, size in ranges:
+        message.ranges.ranges.add(offset=offset, data=bytes(file.read(offset, size)))
 
 
-def _read(source: Source, limit: int) -> bytes:
-    """The source's bytes; never reads much more than `limit` of them."""
+def _ranges(file: _File, asked: pb.SamplingPolicy) -> list[tuple[int, int]] | None:
+    """The ranges that matter, None for the whole file. What the request leaves open is taken as servers have it by default."""
+    from keyglance.sampling import SamplingPolicy  # numpy comes with it
+    from keyglance.selection import select
+
+    usual = SamplingPolicy()
+    try:
+        policy = SamplingPolicy(
+            frames=asked.frames or usual.frames,
+            largest_gap=asked.largest_gap if asked.HasField("largest_gap") else usual.largest_gap,
+            add_non_keyframes=asked.add_non_keyframes if asked.HasField("add_non_keyframes") else usual.add_non_keyframes,
+        )
+    except BadPolicy:  # the server's to refuse, with the limits that it has
+        return None
+    return select(file, policy)
+
+
+def _file(source: Source, limit: int) -> _File:
+    """The source as a file that can be read at any offset; never reads much more than `limit` bytes of a stream."""
+    from keyglance.mp4 import BytesSource, FileSource
+
     if isinstance(source, bytes | bytearray | memoryview):
-        size = memoryview(source).nbytes
-        if size > limit:
-            raise TooLarge.over("bytes", size, limit)
-        return bytes(source)
+        return BytesSource(source)
     if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise TooLarge.over("bytes", size, limit)
-            return _read_all(file, limit)
+        mode = os.stat(source).st_mode
+        if stat.S_ISREG(mode):
+            return FileSource(source)
+        with open(source, "rb") as stream:
+            return BytesSource(_read_all(stream, limit))
     if not callable(getattr(source, "read", None)):
         raise TypeError(f"source is a {type(source).__name__}; a path, bytes or a binary file object is wanted")
-    return _read_all(source, limit)
+    return BytesSource(_read_all(source, limit))
+
+
+def _check_size(message: pb.LabelRequest, limit: int) -> None:
+    size = message.ByteSize()
+    if size > limit:
+        raise TooLarge.over("bytes", size, limit)
+
+
+def _outside(begin: int, end: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of [begin, end) lies in none of the half-open ranges of `held`: a server refuses bytes that come twice."""
+    left = []
+    for start, stop in sorted(held):
+        if stop <= begin or start >= end:
+            continue
+        if start > begin:
+            left.append((begin, start))
+        begin = max(begin, stop)
+    return [*left, (begin, end)] if begin < end else left
 
 
 def _read_all(file: Readable, limit: int) -> bytes:

@@ -19,6 +19,7 @@ from keyglance.errors import (
     KeyglanceError,
     NotPermitted,
     Overloaded,
+    RangesNeeded,
     RequestError,
     ServerUnreachable,
     ServiceError,
@@ -26,8 +27,9 @@ from keyglance.errors import (
     Unauthenticated,
     Unimplemented,
 )
+from keyglance.v1 import keyglance_pb2 as pb
 
-_Detail = TypeVar("_Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
+_Detail = TypeVar("_Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, pb.MissingRanges)
 
 #: The trailer in which a server names the call's trace, on errors too.
 TRACE_ID_KEY = "keyglance-trace-id"
@@ -70,6 +72,9 @@ def error_from(failure: grpc.RpcError, *, target: str, timeout: float | None) ->
     retry = _unpacked(details, error_details_pb2.RetryInfo())
     if retry is not None:
         error.retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    missing = _unpacked(details, pb.MissingRanges())
+    if missing is not None and isinstance(error, RangesNeeded):
+        error.ranges = tuple((part.offset, part.size) for part in missing.ranges)
     trace_id = _trace_id(failure)
     if trace_id is not None:
         error.facts.setdefault("trace_id", trace_id)

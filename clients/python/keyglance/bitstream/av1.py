@@ -185,6 +185,18 @@ class Av1:
                 break
         return together(frames) if frames else UNKNOWN
 
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every sequence header and intra frame of a whole sample; no frame is larger than its sequence header says."""
+        found = []
+        for kind, layer, data in _units(payload, True):
+            if kind == _SEQUENCE:
+                found.append(Sequence.parse(data).facts)
+                self._take(data)
+            elif kind in (_FRAME_HEADER, _FRAME):
+                facts = _frame(data[:_FRAME_BYTES], self._sequence, layer).facts
+                found += [] if facts is None else [facts]
+        return found
+
     def _frames(self, payload: bytes, whole: bool) -> Iterator[_Frame]:
         """The frame headers of a temporal unit; sequence headers are taken in on the way."""
         for kind, layer, data in _units(payload, whole):

@@ -14,6 +14,7 @@ from keyglance.bitstream.nal import (
     RECOVERY_POINT,
     SLICE_BYTES,
     Usability,
+    all_units,
     form_of,
     sei_messages,
     unescaped,
@@ -22,6 +23,7 @@ from keyglance.bitstream.nal import (
 from keyglance.bitstream.parameters import ParameterSets, with_transfer
 
 _SLICE, _PARTITION_A, _IDR_SLICE, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8  # nal_unit_type, table 7-1
+_SLICES = frozenset({_SLICE, _PARTITION_A, _IDR_SLICE})
 _CHROMA = ("400", "420", "422", "444")
 #: profile_idc with chroma format, bit depth and scaling lists in the sequence parameter set (7.3.2.1.1).
 _WITH_FORMAT = frozenset({100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135})
@@ -183,13 +185,29 @@ class H264:
         found = iter(units(payload, form_of(payload, self._length_size), whole=whole))
         for unit in found:
             kind = unit[0] & 31
-            if kind in (_SLICE, _PARTITION_A, _IDR_SLICE):
+            if kind in _SLICES:
                 return self._picture(kind == _IDR_SLICE, recovery, self._slice(unit), found)
             if kind == _SEI:
                 recovery = self._sei(unit) or recovery
             else:
                 self._take(unit)
         return UNKNOWN
+
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every sequence parameter set that a whole sample holds or that a slice of it refers to."""
+        self._sets.begin()
+        found = []
+        for unit in all_units(payload, form_of(payload, self._length_size)):
+            kind = unit[0] & 31
+            if kind == _SPS:
+                found.append(self._sets.require_sequence(unescaped(unit)[1:]).facts)
+            elif kind in _SLICES:
+                if (sps := self._slice(unit).sps) is None:
+                    raise BitstreamError("a slice whose parameter sets are missing")
+                found.append(sps.facts)
+            else:
+                self._take(unit)
+        return found
 
     def _take(self, unit: bytes) -> None:
         kind = unit[0] & 31
@@ -246,7 +264,7 @@ class H264:
 
     def _slices(self, rest: Iterator[bytes]) -> Iterator[_Slice]:
         for unit in rest:
-            if unit[0] & 31 in (_SLICE, _PARTITION_A, _IDR_SLICE):
+            if unit[0] & 31 in _SLICES:
                 try:
                     yield self._slice(unit)
                 except BitstreamError:

@@ -50,6 +50,8 @@ class _Headers(Protocol):
 
     def read(self, payload: bytes, *, whole: bool = True) -> SampleFacts: ...
 
+    def sequences(self, payload: bytes) -> list[SequenceFacts]: ...
+
 
 def _plain(record: bytes) -> Record:
     return Record(units=(record,) if record else ())
@@ -146,6 +148,20 @@ class StreamHeaders:
         except BitstreamError as error:
             self._problem = str(error)
             return UNKNOWN
+
+    def sequences(self, payload: bytes) -> tuple[SequenceFacts, ...] | None:
+        """All that a whole sample says of its pictures' format, for what is fed to a decoder that a wrong size breaks.
+
+        `kind` looks no further than the first picture, but a decoder reads on: a sample may hide a second picture, or
+        parameter sets for later samples. Empty: nothing new. None: it cannot be told, so better do not feed it.
+        """
+        if self._headers is None:
+            return None
+        try:
+            return tuple(dict.fromkeys(self._headers.sequences(payload)))
+        except BitstreamError as error:
+            self._problem = str(error)
+            return None
 
     def describe(self) -> Described:
         """The stream as its bitstream has it, after the samples read so far.

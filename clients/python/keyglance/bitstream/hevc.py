@@ -17,6 +17,7 @@ from keyglance.bitstream.nal import (
     RECOVERY_POINT,
     SLICE_BYTES,
     Usability,
+    all_units,
     form_of,
     sei_messages,
     unescaped,
@@ -210,6 +211,22 @@ class Hevc:
                 return self._picture(kind, recovery, unit, found)
             recovery = self._take(unit) or recovery
         return UNKNOWN
+
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every sequence parameter set that a whole sample holds or that a slice of it refers to."""
+        self._sets.begin()
+        found = []
+        for unit in all_units(payload, form_of(payload, self._length_size)):
+            kind = _type(unit)
+            if kind == _SPS:
+                found.append(self._sets.require_sequence(unescaped(unit)[2:]).facts)
+            elif kind is not None and kind < 32:
+                if (sps := self._slice(kind, unit)[0]) is None:
+                    raise BitstreamError("a slice whose parameter sets are missing")
+                found.append(sps.facts)
+            else:
+                self._take(unit)
+        return found
 
     def _take(self, unit: bytes) -> bool:
         """Takes in a unit that is no slice segment; True where it marks a recovery point (D.2.8)."""

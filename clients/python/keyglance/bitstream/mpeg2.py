@@ -8,7 +8,7 @@ from fractions import Fraction
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record
 from keyglance.bitstream.facts import UNKNOWN, SampleFacts, SampleKind, SequenceFacts, aligned, colour
-from keyglance.bitstream.start_codes import START_CODE, units
+from keyglance.bitstream.start_codes import START_CODE, all_units, units
 
 _PICTURE, _SEQUENCE, _EXTENSION, _GROUP = 0x00, 0xB3, 0xB5, 0xB8  # start codes, table 6-1
 _FIRST_SYSTEM_CODE = 0xB0  # codes from 1 to below it are slices
@@ -160,6 +160,22 @@ class Mpeg2:
             low_delay = self._sequence is not None and self._sequence.low_delay
             kind = SampleKind.IDR if closed or low_delay else SampleKind.RECOVERY_POINT
         return SampleFacts(kind, field and payload.find(START_CODE + b"\0", at + 1) < 0)
+
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every sequence header of a whole sample, each with its extensions."""
+        found: list[SequenceFacts] = []
+        sequence: _Sequence | None = None
+        for unit in all_units(payload, frozenset({_SEQUENCE, _EXTENSION})):
+            if unit[0] == _SEQUENCE:
+                sequence = _Sequence.parse(unit)
+            elif sequence is None:
+                continue
+            else:
+                sequence = sequence.extend(unit)
+                found.pop()
+            found.append(sequence.facts(self._progressive_frame))
+        self._sequence = sequence or self._sequence
+        return found
 
     def _coding(self, unit: bytes) -> bool:
         """picture_coding_extension (6.2.3.1); True for a field picture."""

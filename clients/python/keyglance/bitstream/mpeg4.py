@@ -8,7 +8,7 @@ from fractions import Fraction
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record
 from keyglance.bitstream.facts import UNKNOWN, SampleFacts, SampleKind, SequenceFacts, aligned, colour
-from keyglance.bitstream.start_codes import units
+from keyglance.bitstream.start_codes import all_units, units
 from keyglance.video import Colour
 
 # Start codes, table 6-3.
@@ -160,14 +160,24 @@ class Mpeg4:
                 closed = bool(unit[3] & 0x20)
         return UNKNOWN
 
-    def _take(self, unit: bytes) -> None:
-        if self._profile == _STUDIO:
-            self.problem = "a layer of the Simple Studio profile, whose syntax is not read"
-            return
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every video object layer of a whole sample."""
+        found = []
+        for unit in all_units(payload, frozenset(_LAYERS)):
+            self._take(unit, strict=True)
+            assert self.facts is not None
+            found.append(self.facts)
+        return found
+
+    def _take(self, unit: bytes, *, strict: bool = False) -> None:
         try:
+            if self._profile == _STUDIO:
+                raise BitstreamError("the Simple Studio profile, whose syntax is not read")
             layer = _Layer.parse(unit)
         except BitstreamError as error:
             self.problem = f"a video object layer that cannot be read: {error}"
+            if strict:
+                raise
             return
         self._layer, self.in_band = layer, True
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from keyglance.bitstream.bits import BitReader
+from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.facts import colour
 from keyglance.video import Colour
 
@@ -66,6 +67,14 @@ def units(payload: bytes, length_size: int, *, whole: bool = True) -> Iterator[b
             at += 3
             if unit := payload[at : at + _UNIT_BYTES]:
                 yield unit
+
+
+def all_units(payload: bytes, length_size: int) -> list[bytes]:
+    """All NAL units of a sample; BitstreamError where it has too many."""
+    found = list(itertools.islice(units(payload, length_size), _UNITS))
+    if len(found) == _UNITS:
+        raise BitstreamError(f"{_UNITS} NAL units in a sample, fewer allowed")
+    return found
 
 
 def unescaped(unit: bytes) -> bytes:

@@ -52,6 +52,12 @@ class ParameterSets(Generic[S, P]):
             self._allowed -= 1
         return self._add("sequence", data, self._parse_sequence, self._known_sequences, self._sequences)
 
+    def require_sequence(self, data: bytes) -> S:
+        """Takes a set and gives it; BitstreamError where it is broken."""
+        if not self.add_sequence(data):
+            raise BitstreamError(self.problem)
+        return self._known_sequences[data[:HEADER_BYTES]][1]
+
     def add_picture(self, data: bytes) -> bool:
         """The same for a picture parameter set."""
         return self._add("picture", data, self._parse_picture, self._known_pictures, self._pictures)

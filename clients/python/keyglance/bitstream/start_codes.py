@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from keyglance.bitstream.bits import BitstreamError
+
 START_CODE = b"\0\0\1"
 #: Bytes behind one start code, and start codes of one sample, that are ever looked at.
 _UNIT_BYTES, _UNITS = 256, 256
+
+
+def all_units(payload: bytes, codes: frozenset[int]) -> list[bytes]:
+    """What lies behind all start codes of `codes` in a whole sample, as in `units`; BitstreamError where there are too many."""
+    found: list[bytes] = []
+    at = payload.find(START_CODE)
+    while at >= 0:
+        if payload[at + 3 : at + 4] and payload[at + 3] in codes:
+            if len(found) == _UNITS:
+                raise BitstreamError(f"more than {_UNITS} headers in a sample")
+            found.append(payload[at + 3 : at + 3 + _UNIT_BYTES].partition(START_CODE)[0])
+        at = payload.find(START_CODE, at + 3)
+    return found
 
 
 def units(payload: bytes) -> Iterator[tuple[int, bytes]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record
@@ -41,12 +41,17 @@ class Vp8:
         self.in_band = True
         return SampleFacts(SampleKind.IDR, shown=shown)
 
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of the frame, if it is a key frame; all others have its size."""
+        return [self.facts] if self.read(payload).kind is SampleKind.IDR and self.facts is not None else []
+
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
     kind: SampleKind  # IDR, I, P or REPEAT
     shown: bool
-    facts: SequenceFacts | None = None
+    facts: SequenceFacts | None = None  # of key and intra-only frames
+    size: tuple[int, int] | None = None  # of inter frames that do not take a reference's
 
 
 class Vp9:
@@ -70,6 +75,22 @@ class Vp9:
         if frames[0].kind is SampleKind.IDR:  # it refreshes every reference: what follows in the superframe needs it alone
             return SampleFacts(SampleKind.IDR, shown=any(frame.shown for frame in frames))
         return together([(frame.kind, frame.shown) for frame in frames])
+
+    def sequences(self, payload: bytes) -> list[SequenceFacts]:
+        """Of every frame of a whole sample that tells a size of its own; inter frames have the last key frame's format."""
+        found = []
+        for part in _superframe(payload):
+            frame = _vp9_frame(part)
+            if frame.facts is not None:
+                self.facts = frame.facts
+                found.append(frame.facts)
+            elif frame.size is not None:
+                if self.facts is None:
+                    raise BitstreamError("a VP9 inter frame before any key frame")
+                width, height = frame.size
+                changed = replace(self.facts, width=width, height=height)
+                found.append(replace(changed, coded_width=aligned(width, 8), coded_height=aligned(height, 8)))
+        return found
 
 
 def _superframe(payload: bytes) -> list[bytes]:
@@ -103,8 +124,9 @@ def _vp9_frame(data: bytes) -> _Frame:
         return _Frame(SampleKind.REPEAT, True)
     key, shown, resilient = not bits.flag(), bits.flag(), bits.flag()
     if not key:
-        if shown or not bits.flag():
-            return _Frame(SampleKind.P, shown)
+        intra = not shown and bits.flag()
+        if not intra:
+            return _Frame(SampleKind.P, shown, size=_inter_size(bits, resilient))
         bits.skip(0 if resilient else 2)
     if bits.u(24) != 0x498342:
         raise BitstreamError("a VP9 frame without its synchronisation code")
@@ -120,6 +142,17 @@ def _vp9_frame(data: bytes) -> _Frame:
             width, height, aligned(width, 8), aligned(height, 8), depth, chroma, f"Profile {profile}", described, interlaced=False
         ),
     )
+
+
+def _inter_size(bits: BitReader, resilient: bool) -> tuple[int, int] | None:
+    """frame_size_with_refs (6.2.5) and what stands before it; None for a reference's size, or where the header ends before."""
+    try:
+        bits.skip((0 if resilient else 2) + 8 + 3 * 4)
+        if any(bits.flag() for _ in range(3)):
+            return None
+        return bits.u(16) + 1, bits.u(16) + 1
+    except BitstreamError:
+        return None
 
 
 def _color_config(bits: BitReader, profile: int) -> tuple[int, str, Colour]:

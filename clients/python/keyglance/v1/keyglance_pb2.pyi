@@ -81,6 +81,20 @@ class ByteRange(_message.Message):
     data: bytes
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class MissingRanges(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[MissingRange]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[MissingRange, _Mapping]]] = ...) -> None: ...
+
+class MissingRange(_message.Message):
+    __slots__ = ("offset", "size")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    size: int
+    def __init__(self, offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
 class SamplingPolicy(_message.Message):
     __slots__ = ("frames", "largest_gap", "add_non_keyframes")
     FRAMES_FIELD_NUMBER: _ClassVar[int]

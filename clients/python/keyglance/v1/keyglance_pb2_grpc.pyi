@@ -4,7 +4,7 @@ isort:skip_file
 Keyglance: labels for short videos in one call.
 
 Errors: every status carries google.rpc.ErrorInfo with domain "keyglance" and a reason (NOT_A_VIDEO, ENCRYPTED, …);
-RESOURCE_EXHAUSTED carries google.rpc.RetryInfo as well.
+RESOURCE_EXHAUSTED carries google.rpc.RetryInfo as well, RANGES_NEEDED carries MissingRanges.
 """
 
 from collections import abc as _abc
