@@ -11,6 +11,8 @@ after the constructor. CuPy is imported by the constructor, not by the module.
 from __future__ import annotations
 
 import importlib
+import math
+import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,12 +62,12 @@ _SHAPE = np.dtype(
     align=True,
 )
 #: Addresses of three planes, the distance of their rows, the distance of samples in luma and in chroma: `Planes` of the kernel.
-_PLANES = 8
+_PLANES = struct.Struct("8q")
 
 _FILTERS = {Filter.BOX: 0, Filter.BILINEAR: 1, Filter.BICUBIC: 2}
 _OUTPUTS = {"float32": 0, "float16": 1, "uint8": 2, "int8": 3}
 _TILE = (32, 8)  # across and down the coded picture
-_SAMPLES = {"|u1": 1, "<u2": 2}
+_SAMPLES = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,27 @@ class Prepared:
 
     placement: Placement
     tone_mapped: bool | None
+
+
+class _Key(tuple[object, ...]):
+    """What a picture's plan hangs on; its hash is worked out once."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def hashed(self) -> _Key:
+        """Itself."""
+        self._hash = super().__hash__()
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A picture on the GPU, found and checked: what several models' preprocessing of it shares."""
+
+    picture: Picture
+    planes: bytes  # the kernel's `Planes`
+    key: _Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,7 @@ class CudaPreprocessor:
         if min(largest_batch, cache_size, in_flight) < 1:
             raise ValueError(f"largest_batch {largest_batch}, cache_size {cache_size}, in_flight {in_flight}: each is at least 1")
         self._cache_size = cache_size
-        self._plans: OrderedDict[tuple[object, ...], _Plan] = OrderedDict()
+        self._plans: OrderedDict[_Key, _Plan] = OrderedDict()
         self._cupy = importlib.import_module("cupy")
         self._kernels = {canvas: self._kernel(canvas) for canvas in inputs.geometry.canvases}
         self._uploads = [_Upload(self._cupy, largest_batch) for _ in range(in_flight)]
@@ -119,33 +142,33 @@ class CudaPreprocessor:
         kernel.compile()
         return kernel
 
-    def canvas(self, picture: Picture) -> tuple[int, int]:
+    def canvas(self, picture: Picture | Located) -> tuple[int, int]:
         """(height, width) of the canvas that this picture takes; a batch is of one canvas."""
-        return self._plan(picture).canvas
+        return self._plan(picture if isinstance(picture, Located) else locate(picture)).canvas
 
-    def render(self, pictures: Sequence[Picture], tensor: Any, stream: Any) -> tuple[Prepared, ...]:
+    def render(self, pictures: Sequence[Picture | Located], tensor: Any, stream: Any) -> tuple[Prepared, ...]:
         """Enqueues on `stream` (CuPy's) what fills the first rows of `tensor`, one a picture; the other rows stay as they are.
 
         The pictures' planes must be ready on that stream, and stay as they are until the work is done. `tensor` is
         [N, 3, height, width] or [N, height, width, 3] as the layout says, contiguous, of this preprocessor's dtype, on the GPU.
-        Raises ValueError for pictures of several canvases, planes that lie in host memory or do not fit their description, and a
-        tensor of another shape or type; nothing is enqueued then.
+        Where several models see a picture, `locate` it once. Raises ValueError for pictures of several canvases, planes that lie
+        in host memory or do not fit their description, and a tensor of another shape or type; nothing is enqueued then.
         """
         if not 0 < len(pictures) <= self.largest_batch:
             raise ValueError(f"a batch of {len(pictures)} pictures: 1 to {self.largest_batch} are allowed")
-        plans = [self._plan(picture) for picture in pictures]
+        located = [picture if isinstance(picture, Located) else locate(picture) for picture in pictures]
+        plans = [self._plan(each) for each in located]
         canvas = plans[0].canvas
         if any(plan.canvas != canvas for plan in plans):
             raise ValueError(f"a batch has pictures of the canvases {sorted({plan.canvas for plan in plans})}: one is allowed")
         address = self._address(tensor, len(pictures), canvas)
-        planes = [_addresses(picture) for picture in pictures]
         upload = self._uploads[self.launches % len(self._uploads)]
         with stream:
-            shapes_at, planes_at = upload.send(b"".join(plan.shape for plan in plans), planes, stream)
+            planes_at, shapes_at = upload.send([each.planes for each in located], [plan.shape for plan in plans], stream)
             self._kernels[canvas]((_tiles(canvas), len(pictures)), (_TILE[0] * _TILE[1],), (shapes_at, planes_at, address))
             upload.sent.record(stream)
         self.launches += 1
-        return tuple(plan.prepared for plan in plans)
+        return tuple([plan.prepared for plan in plans])
 
     def _address(self, tensor: Any, rows: int, canvas: tuple[int, int]) -> np.uint64:
         height, width = canvas
@@ -159,32 +182,17 @@ class CudaPreprocessor:
             )
         return np.uint64(facts["data"][0])
 
-    def _plan(self, picture: Picture) -> _Plan:
-        key = (
-            picture.width,
-            picture.height,
-            len(picture.planes),
-            picture.bit_depth,
-            picture.chroma_format,
-            picture.chroma_shift,
-            picture.msb_aligned,
-            picture.colour,
-            picture.orientation,
-            picture.sample_aspect,
-            picture.planes[0].dtype if picture.planes else None,
-        )
-        plan = self._plans.get(key)
+    def _plan(self, located: Located) -> _Plan:
+        plan = self._plans.get(located.key)
         if plan is None:
-            plan = self._plans[key] = self._new_plan(picture)
+            plan = self._plans[located.key] = self._new_plan(located.picture)
             if len(self._plans) > self._cache_size:
                 self._plans.popitem(last=False)
         else:
-            self._plans.move_to_end(key)
+            self._plans.move_to_end(located.key)
         return plan
 
     def _new_plan(self, picture: Picture) -> _Plan:
-        if picture.width < 1 or picture.height < 1 or len(picture.planes) not in (1, 2, 3):
-            raise ValueError(f"a picture of {picture.width}x{picture.height} in {len(picture.planes)} planes cannot be shown")
         placed = layout(self.inputs.geometry, *picture.shown_size)
         tone_mapped = colours.matrix_known(picture) if colours.is_hdr(picture.colour) else None
         placement = Placement(float(placed.left), float(placed.top), float(placed.width), float(placed.height))
@@ -196,24 +204,23 @@ class _Upload:
     """Room for the descriptions of one batch, in pinned memory and on the GPU."""
 
     def __init__(self, cupy: Any, largest_batch: int) -> None:
-        size = largest_batch * (_PLANES * 8 + _SHAPE.itemsize)
+        size = largest_batch * (_PLANES.size + _SHAPE.itemsize)
         self._pinned = cupy.cuda.alloc_pinned_memory(size)
-        self._host = np.frombuffer(self._pinned, np.uint8, size)
+        self._host = memoryview(self._pinned).cast("B")
+        self._address = int(self._pinned.ptr)
         self._device = cupy.empty(size, np.uint8)
         self._used = False
         self.sent = cupy.cuda.Event(disable_timing=True)
 
-    def send(self, shapes: bytes, planes: Sequence[Sequence[int]], stream: Any) -> tuple[np.uint64, np.uint64]:
-        """Enqueues the copy; gives the addresses of shapes and planes on the GPU. Waits until the memory's last use is over."""
+    def send(self, planes: Sequence[bytes], shapes: Sequence[bytes], stream: Any) -> tuple[np.uint64, np.uint64]:
+        """Enqueues the copy; gives the addresses of planes and shapes on the GPU. Waits until the memory's last use is over."""
         if self._used:
             self.sent.synchronize()
         self._used = True
-        rows = np.asarray(planes, np.int64)
-        total = rows.nbytes + len(shapes)
-        self._host[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
-        self._host[rows.nbytes : total] = np.frombuffer(shapes, np.uint8)
-        self._device.data.copy_from_host_async(self._host.ctypes.data, total, stream)
-        return np.uint64(self._device.data.ptr + rows.nbytes), np.uint64(self._device.data.ptr)
+        content = b"".join([*planes, *shapes])
+        self._host[: len(content)] = content
+        self._device.data.copy_from_host_async(self._address, len(content), stream)
+        return np.uint64(self._device.data.ptr), np.uint64(self._device.data.ptr + len(planes) * _PLANES.size)
 
 
 def source(inputs: InputSpec, canvas: tuple[int, int], dtype: str) -> str:
@@ -322,24 +329,56 @@ def _device_facts(array: Any, what: str) -> Mapping[str, Any]:
     return facts
 
 
-def _addresses(picture: Picture) -> tuple[int, ...]:
-    """The kernel's `Planes` of a picture, checked against its description."""
-    across, down = picture.chroma_shift
-    sizes = [(picture.height, picture.width)] + [(-(-picture.height >> down), -(-picture.width >> across))] * 2
-    semi_planar = len(picture.planes) == 2
+def _address_and_strides(plane: Any, number: int) -> tuple[int, tuple[int, ...]]:
+    try:
+        return plane.data.ptr, plane.strides  # CuPy's, which is quicker than the interface
+    except AttributeError:
+        facts = _device_facts(plane, f"plane {number}")
+    shape, size = facts["shape"], plane.dtype.itemsize
+    strides = facts.get("strides") or tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return facts["data"][0], strides
+
+
+def locate(picture: Picture) -> Located:
+    """Finds a picture's planes on the GPU and checks them against its description.
+
+    Raises ValueError for planes that lie in host memory, are smaller than the picture or of another type than uint8 and uint16.
+    """
+    planes, across, down = picture.planes, *picture.chroma_shift
+    if picture.width < 1 or picture.height < 1 or len(planes) not in (1, 2, 3):
+        raise ValueError(f"a picture of {picture.width}x{picture.height} in {len(planes)} planes cannot be shown")
+    size = (picture.height, picture.width)
+    chroma_size = (-(-picture.height >> down), -(-picture.width >> across))
+    dtype = planes[0].dtype
+    if dtype not in _SAMPLES:
+        raise ValueError(f"plane 0 has samples of type {dtype}: uint8 and uint16 are allowed")
     addresses, rows, samples = [0, 0, 0], [0, 0, 0], [0, 0, 0]
-    for i, plane in enumerate(picture.planes):
-        facts = _device_facts(plane, f"plane {i}")
-        shape, size = tuple(facts["shape"]), _SAMPLES.get(facts["typestr"], 0)
-        expected = (*sizes[i], 2) if semi_planar and i == 1 else sizes[i]
-        if len(shape) != len(expected) or any(have < need for have, need in zip(shape, expected, strict=True)):
+    for i, plane in enumerate(planes):
+        expected = size if i == 0 else (*chroma_size, 2) if len(planes) == 2 else chroma_size
+        shape = plane.shape
+        if len(shape) != len(expected) or shape[0] < expected[0] or shape[1] < expected[1] or shape[2:] != expected[2:]:
             raise ValueError(f"plane {i} has shape {shape}, at least {expected} is needed")
-        if size == 0 or size != picture.planes[0].dtype.itemsize:
-            raise ValueError(f"plane {i} has samples of type {facts['typestr']}: |u1 or <u2, the same in all planes, are allowed")
-        strides = facts.get("strides") or tuple(size * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-        addresses[i], rows[i], samples[i] = facts["data"][0], strides[0], strides[1]
-        if semi_planar and i == 1:
+        if plane.dtype != dtype:
+            raise ValueError(f"plane {i} has samples of type {plane.dtype}, plane 0 of {dtype}")
+        addresses[i], strides = _address_and_strides(plane, i)
+        rows[i], samples[i] = strides[0], strides[1]
+        if len(shape) == 3:
             addresses[2], rows[2], samples[2] = addresses[1] + strides[2], strides[0], strides[1]
     if samples[1] != samples[2]:
         raise ValueError(f"the chroma planes have samples {samples[1]} and {samples[2]} bytes apart: the same in both is needed")
-    return (*addresses, *rows, samples[0], samples[1])
+    key = _Key(
+        (
+            picture.width,
+            picture.height,
+            len(planes),
+            dtype.itemsize,
+            picture.bit_depth,
+            picture.chroma_format,
+            picture.chroma_shift,
+            picture.msb_aligned,
+            picture.colour,
+            picture.orientation,
+            picture.sample_aspect,
+        )
+    ).hashed()
+    return Located(picture, _PLANES.pack(*addresses, *rows, samples[0], samples[1]), key)

@@ -98,7 +98,7 @@ def rendered(compile_: Kernel, batch: list[Picture], inputs: InputSpec) -> np.nd
     shapes = np.stack(
         [preprocess_cuda.shape_of(*each, tone_map=mapped) for *each, mapped in zip(batch, placed, tone_map, strict=True)]
     )
-    planes = np.array([preprocess_cuda._addresses(picture) for picture in batch], np.int64)
+    planes = np.frombuffer(b"".join(preprocess_cuda.locate(picture).planes for picture in batch), np.int64)
     frame = (3, *canvas) if inputs.normalisation.layout is Layout.NCHW else (*canvas, 3)
     dtype = np.dtype(inputs.normalisation.dtype)
     tensor = np.full((len(batch), *frame), 77 if dtype.kind == "u" else np.nan, dtype)
@@ -114,6 +114,16 @@ def worst(tensor: np.ndarray[Any, Any], picture: Picture, inputs: InputSpec) -> 
     if inputs.normalisation.layout is Layout.NCHW:
         scale = scale[:, None, None]
     return float((np.abs(tensor.astype(float) - expected) / scale).max())
+
+
+def test_pictures_that_are_described_alike_have_one_key() -> None:
+    rng = np.random.default_rng(3)
+    located = [preprocess_cuda.locate(on_device(make_picture(rng, 16, 8, semi_planar=True))) for _ in range(2)]
+    other = preprocess_cuda.locate(on_device(make_picture(rng, 16, 8, semi_planar=True, orientation=Orientation(90))))
+    assert located[0].key == located[1].key
+    assert hash(located[0].key) == hash(located[1].key)
+    assert located[0].planes != located[1].planes
+    assert other.key not in {each.key for each in located}
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
@@ -154,10 +164,10 @@ def test_what_does_not_fit_is_refused() -> None:
     rng = np.random.default_rng(2)
     picture = make_picture(rng, 16, 8, semi_planar=True)
     with pytest.raises(ValueError, match="host memory"):
-        preprocess_cuda._addresses(picture)
+        preprocess_cuda.locate(picture)
     small = dataclasses.replace(picture, width=17)
     with pytest.raises(ValueError, match=r"at least \(8, 17\)"):
-        preprocess_cuda._addresses(on_device(small))
+        preprocess_cuda.locate(on_device(small))
     floats = dataclasses.replace(picture, planes=(picture.planes[0].astype(np.float32), picture.planes[1]))
-    with pytest.raises(ValueError, match="f4"):
-        preprocess_cuda._addresses(on_device(floats))
+    with pytest.raises(ValueError, match="float32"):
+        preprocess_cuda.locate(on_device(floats))
