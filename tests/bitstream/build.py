@@ -337,8 +337,9 @@ def vp9_frame(
     sub: tuple[int, int] = (1, 1),
     width: int = 352,
     height: int = 288,
+    reference: int | None = None,
 ) -> bytes:
-    """`kind`: key, intra, inter or existing."""
+    """`kind`: key, intra, inter or existing. An inter frame takes the size of its `reference` (0 to 2), None: its own."""
     bits = BitWriter().fields("2 1 1", 2, profile & 1, profile >> 1)
     if profile == 3:
         bits.u(1, 0)
@@ -349,10 +350,15 @@ def vp9_frame(
     if kind != "key":
         if not shown:
             bits.flag(kind == "intra")
-        if kind != "intra":
-            return bits.u(8, 0).data() + bytes(8)
         if not resilient:
             bits.u(2, 0)
+        if kind != "intra":
+            bits.fields("8 12", 1, 0)
+            for number in range(3 if reference is None else reference + 1):
+                bits.flag(number == reference)
+            if reference is None:
+                bits.fields("16 16", width - 1, height - 1)
+            return bits.data() + bytes(8)
     bits.u(24, 0x498342)
     if kind == "key" or profile:
         if profile >= 2:

@@ -147,6 +147,15 @@ def test_units_without_size_and_the_beginning_of_a_sample() -> None:
     assert stream.kind(payload[:-10], whole=False).kind is SampleKind.IDR
 
 
+def test_sizes_in_a_sample() -> None:
+    small = Av1Sequence(width=16, height=16)
+    payload = unit(KEYFRAME) + unit(av1_frame(PLAIN, size=(64, 48)), P, sequence=None) + unit(av1_frame(small), sequence=small)
+    found = StreamHeaders(AV1).sequences(payload)
+    assert found is not None
+    assert [(each.width, each.height) for each in found] == [(640, 360), (64, 48), (16, 16)]
+    assert StreamHeaders(AV1).sequences(b"\x80") is None
+
+
 def test_broken_units() -> None:
     stream = StreamHeaders(AV1)
     for broken in (b"\x80", b"\x12\xff\xff", b"\x0a" + b"\xff" * 9, b"\x16", b"\x32\x05a"):

@@ -188,6 +188,22 @@ def test_kinds(file: str) -> None:
     assert agree == (file not in KINDS_ARGUED), (key_kinds, all_kinds)
 
 
+CHANGING = {each.file for each in rows() if "->" in each.facts["WxH"] and each.file in FILES}
+#: The size changes by another sample entry, which no sample carries.
+CHANGED_BY_CONTAINER = {"fate_h264_extradata_reload_multi_stsd.mov"}
+
+
+@pytest.mark.parametrize("file", sorted(CHANGING - CHANGED_BY_CONTAINER))
+def test_every_size_is_met_before_it_is_decoded(file: str) -> None:
+    sizes = set()
+    with av.open(str(row(file).path)) as container:
+        stream = container.streams.video[0]
+        headers = StreamHeaders(StreamConfig(stream.codec_context.codec.canonical_name, 0, 0))
+        for packet in container.demux(stream):
+            sizes |= {f"{each.width}x{each.height}" for each in headers.sequences(bytes(packet)) or ()}
+    assert sizes == set(row(file).facts["WxH"].split("->")[1].split(","))
+
+
 def test_finer_kinds() -> None:
     """What the manifest's classes do not tell apart."""
     counted = {

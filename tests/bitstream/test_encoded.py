@@ -88,6 +88,7 @@ def test_streams_of_encoders(case: Case) -> None:
         headers = StreamHeaders(StreamConfig(codec, 0, 0, extradata=stream.codec_context.extradata or b""))
         packets = [packet for packet in container.demux(stream) if packet.size]
         found = [(packet, headers.kind(bytes(packet))) for packet in packets]
+        sequences = {each for packet in packets for each in headers.sequences(bytes(packet)) or ()}
     with av.open(io.BytesIO(encoded(case))) as container:
         stream = container.streams.video[0]
         frames = {frame.pts: frame for frame in container.decode(stream)}
@@ -98,6 +99,8 @@ def test_streams_of_encoders(case: Case) -> None:
             assert (told.coded_width >= first.width, told.coded_height >= first.height) == (True, True)
             assert told.interlaced is case.interlaced
             assert told.disagreements == ()
+            assert {(each.width, each.height, each.bit_depth) for each in sequences} <= {(*case.size, told.config.bit_depth)}
+            assert sequences or codec == "mpeg4"  # whose headers are in the record alone
     kinds = [(packet.pts, facts.kind) for packet, facts in found if facts.shown]
     starts = [packet.pts for packet, facts in found if facts.kind.random_access]
     assert starts == [packet.pts for packet in packets if packet.is_keyframe]

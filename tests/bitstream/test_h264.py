@@ -223,6 +223,20 @@ def test_many_different_sets_are_forgotten() -> None:
         assert stream.describe().config.width == 16 * width
 
 
+def test_a_second_picture_hidden_in_a_sample() -> None:
+    stream = headers(H264Sps(width=80))
+    tiny = H264Sps(width=1, height=1)
+    payload = prefixed(h264_slice(INTRA, idr=True), tiny.unit(), h264_pps(), h264_slice(INTRA, idr=True))
+    assert stream.kind(payload).kind is SampleKind.IDR
+    assert stream.describe().config.width == 1280
+    assert [each.width for each in stream.sequences(payload) or ()] == [1280, 16]
+    assert [each.width for each in stream.sequences(prefixed(h264_slice(P))) or ()] == [16]  # the set holds on
+    assert stream.sequences(prefixed(b"\x09\xf0")) == ()
+    assert stream.sequences(prefixed(h264_slice(P, pps=9))) is None
+    assert stream.sequences(prefixed(tiny.unit()[:4])) is None
+    assert stream.sequences(prefixed(b"\x09\xf0") * 2000) is None
+
+
 def test_more_new_sets_than_a_sample_may_bring_are_left_aside() -> None:
     stream = StreamHeaders(StreamConfig("h264", 0, 0))
     sets = [H264Sps(number=number, width=number + 2).unit() for number in range(20)]

@@ -159,6 +159,15 @@ def test_fields() -> None:
     assert stream.kind(prefixed(hevc_slice(TRAIL, P))) == SampleFacts(SampleKind.P, field=True)
 
 
+def test_a_second_picture_hidden_in_a_sample() -> None:
+    stream = headers(HevcSps(width=1280))
+    tiny = HevcSps(width=16, height=16)
+    payload = prefixed(hevc_slice(IDR), b"\x46\x01\x50", tiny.unit(), hevc_pps(), hevc_slice(IDR))
+    assert [each.width for each in stream.sequences(payload) or ()] == [1280, 16]
+    assert stream.sequences(prefixed(hevc_slice(TRAIL, P, pps=9))) is None
+    assert stream.sequences(prefixed(tiny.unit()[:9])) is None
+
+
 def test_sets_in_samples_hold_for_later_samples() -> None:
     stream = StreamHeaders(StreamConfig("hevc", 64, 64))
     assert stream.describe().problem

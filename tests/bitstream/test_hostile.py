@@ -47,6 +47,7 @@ def everything(codec: str, record: bytes, payload: bytes) -> None:
     for _ in range(2):
         stream.kind(payload)
         stream.kind(payload, whole=False)
+        stream.sequences(payload)
         assert 8 <= stream.describe().config.bit_depth <= 16
     for size in (0, 1, 2, 4):
         sample_kind(config, payload, length_size=size)

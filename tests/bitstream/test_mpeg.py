@@ -176,6 +176,22 @@ def test_mpeg4_kinds(payload: bytes, kind: SampleKind) -> None:
     assert StreamHeaders(MPEG4).kind(payload).kind is kind
 
 
+def test_sizes_in_a_sample() -> None:
+    def sizes(config: StreamConfig, payload: bytes) -> list[tuple[int, int]] | None:
+        found = StreamHeaders(config).sequences(payload)
+        return None if found is None else [(each.width, each.height) for each in found]
+
+    first = mpeg2_sequence(640, 480) + mpeg2_extension(more=(1, 0)) + mpeg2_display(9, 9) + picture(I)
+    assert sizes(MPEG2, first + mpeg2_sequence(16, 32) + picture(I)) == [(4736, 480), (16, 32)]
+    assert sizes(MPEG2, picture(I)) == []
+    assert sizes(MPEG2, mpeg2_sequence() * 300) is None
+    assert sizes(MPEG2, mpeg2_sequence()[:6] + b"\0\0\1") is None
+    assert sizes(MPEG4, mpeg4_layer() + mpeg4_plane(0) + mpeg4_layer(16, 32) + mpeg4_plane(0)) == [(176, 144), (16, 32)]
+    assert sizes(MPEG4, mpeg4_plane(0)) == []
+    assert sizes(MPEG4, mpeg4_layer(shape=1)) is None
+    assert sizes(StreamConfig("theora", 0, 0), b"") is None
+
+
 def test_mpeg4_layers_that_are_not_read() -> None:
     assert "shape 3" in describe(MPEG4, mpeg4_layer(shape=3, version=2)).problem
     assert "Simple Studio" in describe(MPEG4, b"\0\0\1\xb0\xe1" + mpeg4_layer()).problem

@@ -94,6 +94,26 @@ def test_vp9_refusals() -> None:
     assert stream.describe().coded_width == 0
 
 
+def test_sizes_in_a_sample() -> None:
+    def sizes(payload: bytes) -> list[tuple[int, int]] | None:
+        found = stream.sequences(payload)
+        return None if found is None else [(each.width, each.height) for each in found]
+
+    stream = StreamHeaders(VP9)
+    assert sizes(vp9_frame("inter", width=9, height=9)) is None  # of unknown format
+    assert sizes(vp9_superframe(vp9_frame(width=640, height=360), vp9_frame("inter", shown=False, resilient=True))) == [
+        (640, 360),
+        (352, 288),
+    ]
+    assert sizes(vp9_frame("inter", width=282, height=173)) == [(282, 173)]
+    assert sizes(vp9_frame("inter", reference=0)) == sizes(vp9_frame("inter", reference=2)) == []
+    assert sizes(vp9_frame("existing")) == sizes(vp9_frame("inter")[:3]) == []
+    assert sizes(b"\0") is None
+    stream = StreamHeaders(VP8)
+    assert sizes(vp8_frame(64, 48)) == [(64, 48)]
+    assert sizes(vp8_frame(key=False)) == []
+
+
 def test_what_the_container_says_stays_where_the_bitstream_is_silent() -> None:
     record = bytes([1, 0, 0, 0, 2, 31, 10 << 4 | 1 << 1, 9, 16, 9, 0, 0])
     config = StreamConfig("vp9", 640, 360, extradata=record, colour=Colour(1, 1, 1, ColourRange.FULL))
