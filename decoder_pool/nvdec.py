@@ -23,7 +23,7 @@ from decoder_pool.nvdec_gpu import CODECS, Gpu, HardwareSession, bounds_of_key
 from decoder_pool.nvdec_run import Found, HardwareRun, Room
 from decoder_pool.nvdec_software import SoftwareDecoding
 from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds, HardwareStream, Unfit
+from decoder_pool.nvdec_stream import Bounds, HardwareStream, StreamPlan
 from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
 from decoder_pool.nvdec_upload import Uploader
 from decoder_pool.nvdec_warm import warm_clips
@@ -93,6 +93,7 @@ class NvdecFactory:
             for chroma in CHROMA_FORMATS
             if (bounds := gpu.bounds(codec, depth, chroma)) is not None
         }
+        self._plans = functools.lru_cache(_REMEMBERED)(StreamPlan.of)
         self._refusals = functools.lru_cache(_REMEMBERED)(self._refusal)
 
     def refuses(self, config: StreamConfig) -> str | None:
@@ -113,6 +114,7 @@ class NvdecFactory:
             arena=self.arena,
             uploader=self.uploader,
             software=self._software,
+            plan=self._plans,
             limits=self._limits,
             name=f"nvdec-{next(self._numbers)}",
         )
@@ -134,11 +136,10 @@ class NvdecFactory:
         if driver is None:
             return f"{config.codec} with {config.bit_depth} bits of {config.chroma_format} is not decoded by this GPU"
         bounds = bounds_of_key(DecoderKey.of(config, self._size_classes), driver)
-        try:
-            stream = HardwareStream(config, bounds)
-        except Unfit as unfit:
-            return f"this GPU does not decode it: {unfit}"
-        told = stream.surface()
+        plan = self._plans(config, bounds)
+        if plan.unfit:
+            return f"this GPU does not decode it: {plan.unfit}"
+        told = plan.surface
         surface = told or Surface(config.width, config.height, config.bit_depth, config.chroma_format)
         size = f"{surface.width}x{surface.height}"
         if told is None and surface.size and (reason := bounds.refusal(surface.width, surface.height)):
@@ -163,6 +164,7 @@ class NvdecDecoder:
         arena: FrameArena,
         uploader: Uploader,
         software: SoftwareDecoding | None,
+        plan: Callable[[StreamConfig, Bounds], StreamPlan],
         limits: NvdecLimits,
         name: str,
     ) -> None:
@@ -172,6 +174,7 @@ class NvdecDecoder:
         self._arena = arena
         self._uploader = uploader
         self._software = software
+        self._plan = plan
         self._limits = limits
         self._name = name
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -210,17 +213,11 @@ class NvdecDecoder:
         await self._idle()
         if config == self._configured:
             return False
-        self._configured, self._stream, self._unfit = None, None, ""
-        try:
-            self._stream = HardwareStream(config, self._bounds)
-            surface = self._stream.surface()
-        except Unfit as unfit:
-            self._stream, self._unfit, surface = None, str(unfit), None
-        if surface is None or surface == self._session.announced:
-            changed = False
-        else:
-            wanted = surface
-            changed = await self._call(lambda: self._session.announce(wanted))
+        self._configured, self._stream = None, None
+        plan = self._plan(config, self._bounds)
+        self._unfit, surface, changed = plan.unfit, plan.surface, False
+        if surface is not None and surface != self._session.announced:
+            changed = await self._call(functools.partial(self._session.announce, surface))
         self._configured = config
         return changed
 
@@ -233,8 +230,8 @@ class NvdecDecoder:
         mine = self._units
         missing = dict.fromkeys(unit.wanted, self._unfit)
         damaged: set[int] = set()
-        if self._stream is not None:
-            run = HardwareRun(self._session, self._stream, unit, packets)
+        if not self._unfit:
+            run = HardwareRun(self._session, functools.partial(self._opened, config), unit, packets)
             async with aclosing(self._pictures(run, config)) as pictures:
                 async for decoded in pictures:
                     del missing[decoded.sample]
@@ -273,6 +270,12 @@ class NvdecDecoder:
         config = self._configured
         shown = f"{config.width}x{config.height}" if config else "not configured"
         return f"NvdecDecoder({self._name}, {self._key.codec} up to {self._bounds.width}x{self._bounds.height}, {shown})"
+
+    def _opened(self, config: StreamConfig) -> HardwareStream:
+        """The stream's headers, kept from unit to unit: parameter sets in samples hold for later ones."""
+        if self._stream is None:
+            self._stream = HardwareStream(config, self._bounds)
+        return self._stream
 
     def _warm_up(self) -> None:
         self._session.open()

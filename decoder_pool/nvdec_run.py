@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoder_pool.decoder import DecodeUnit, Packet
@@ -38,9 +39,11 @@ class HardwareRun:
     is one, and `damaged` those whose picture showed damage, its own or that of a picture which it may be predicted from.
     """
 
-    def __init__(self, session: HardwareSession, stream: HardwareStream, unit: DecodeUnit, packets: SharedBytes) -> None:
+    def __init__(
+        self, session: HardwareSession, stream: Callable[[], HardwareStream], unit: DecodeUnit, packets: SharedBytes
+    ) -> None:
         self._session = session
-        self._stream = stream
+        self._open = stream
         self._unit = unit
         self._source = packets
         self._left = set(unit.wanted)
@@ -90,6 +93,7 @@ class HardwareRun:
         return None
 
     def _begin(self) -> None:
+        self._stream = self._open()
         first = self._unit.packets[0]
         if self._stream.begin(self._unit, self._read(first)) is not SampleKind.IDR:
             self._session.reset()
