@@ -6,7 +6,16 @@ from fractions import Fraction
 
 import pytest
 
-from keyglance.bitstream import Described, SampleFacts, SampleKind, StreamHeaders, describe, sample_kind
+from keyglance.bitstream import (
+    BitstreamError,
+    Described,
+    SampleFacts,
+    SampleKind,
+    SequenceFacts,
+    StreamHeaders,
+    describe,
+    sample_kind,
+)
 from keyglance.video import Colour, ColourRange, StreamConfig
 
 from .build import H264Sps, HevcSps, Vui, annexb, avcc, h264_pps, h264_slice, hevc_pps, hevc_slice, hvcc, prefixed
@@ -145,3 +154,10 @@ def test_words() -> None:
     intra = {kind for kind in SampleKind if kind.intra}
     assert intra - {kind for kind in SampleKind if kind.random_access} == {SampleKind.I}
     assert {SampleKind.IDR, SampleKind.CRA, SampleKind.BLA, SampleKind.RECOVERY_POINT} < intra
+
+
+def test_facts_that_cannot_be() -> None:
+    with pytest.raises(BitstreamError, match="17 bits"):
+        SequenceFacts(16, 16, 16, 16, bit_depth=17)
+    with pytest.raises(BitstreamError, match="65537x16"):
+        SequenceFacts(65537, 16, 65552, 16)
