@@ -12,7 +12,9 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,7 @@ from models.backends.torch_export import TorchBackend
 from models.manifest import Manifest
 from models.precision import check_precision, spread_pictures
 from models.preprocess import Preprocessor, normalise
-from models.preprocess_cuda import CudaPreprocessor
+from models.preprocess_cuda import CudaPreprocessor, Located, locate
 from models.repository import ZOO, InstalledModel, ModelRepository
 from models.spec import Filter, Fit, Geometry, InputSpec, Layout, Normalisation
 
@@ -159,14 +161,14 @@ def _every_kind() -> dict[str, list[Picture]]:
     }
 
 
-def parity(bench: Bench) -> Figures:
+def parity(bench: Bench, figures: Figures) -> None:
     """The largest distance of any pixel from the float64 reference, 0 to 255, all kinds of pictures in one launch."""
     reference = importlib.import_module("tests.models.reference")
     inputs = {model.manifest.name: model.manifest.inputs for model in bench.models}
     inputs["bicubic stretch"] = InputSpec("x", Geometry(((200, 300),), Fit.STRETCH, Filter.BICUBIC), Normalisation())
     inputs["box letterbox"] = InputSpec("x", Geometry(((123, 217),), Fit.LETTERBOX, Filter.BOX), Normalisation())
     kinds = [(kind, picture) for kind, pictures in _every_kind().items() for picture in pictures]
-    figures: Figures = {"allowed": 1.0, "pictures": len(kinds), "largest": 0.0, "by input": {}}
+    figures |= {"allowed": 1.0, "pictures": len(kinds), "largest": 0.0, "by input": {}}
     for name, spec in inputs.items():
         scale = np.array(spec.normalisation.scale)
         channels_last = spec.normalisation.layout is Layout.NHWC
@@ -192,11 +194,11 @@ def parity(bench: Bench) -> Figures:
                     kinds_found[kind] = error if not error <= kinds_found.get(kind, 0.0) else kinds_found[kind]
                     figures["largest"] = error if not error <= figures["largest"] else figures["largest"]
         figures["by input"][name] = {dtype: {k: round(v, 5) for k, v in kinds_.items()} for dtype, kinds_ in found.items()}
-    return figures
 
 
-def preprocess(bench: Bench) -> Figures:
+def preprocess(bench: Bench, figures: Figures) -> None:
     """One launch by model, batch and kind of picture: on the GPU, and the Python that makes it."""
+    figures["note"] = "gpu_ms: copy of descriptions and launch; host_ms: enqueuing, pictures located before; locate_ms: that"
     sources: dict[str, Callable[[int], Picture]] = {
         "720p NV12": lambda n: noise(1280, 720, seed=n),
         "720p NV12 turned 90": lambda n: noise(1280, 720, seed=n, orientation=Orientation(90)),
@@ -204,7 +206,6 @@ def preprocess(bench: Bench) -> Figures:
         "2160p NV12": lambda n: noise(3840, 2160, seed=n),
         "1080p P010 PQ": lambda n: noise(1920, 1080, seed=n, bit_depth=10, colour=Colour(9, 16, 9)),
     }
-    figures: Figures = {}
     for kind, make in sources.items():
         distinct = [bench.uploaded(make(n)) for n in range(2)]
         copies = 64 if kind == "720p NV12" else 16
@@ -223,7 +224,7 @@ def preprocess(bench: Bench) -> Figures:
                 stream = bench.cupy.cuda.Stream(non_blocking=True)
                 bench.cupy.cuda.Device().synchronize()
                 for size in [size for size in BUCKETS if size <= copies]:
-                    batch = pictures[:size]
+                    batch = _located(pictures[:size])
                     name = f"{kind}, {model.manifest.name} {canvas[0]}x{canvas[1]} {dtype}"
 
                     def enqueue(
@@ -236,13 +237,25 @@ def preprocess(bench: Bench) -> Figures:
 
                     figures.setdefault(name, {})[size] = {
                         "gpu_ms": bench.median_ms(stream, enqueue, hide_host=True),
-                        "host_ms": wall_ms(enqueue),
+                        "host_ms": _host_ms(enqueue, stream),
+                        "locate_ms": wall_ms(functools.partial(_located, pictures[:size])),
                     }
                     stream.synchronize()
-    return {
-        "median": figures,
-        "note": "gpu_ms: the launch and the copy of descriptions; host_ms: the calling thread's time to enqueue",
-    }
+
+
+def _located(pictures: Sequence[Picture]) -> list[Located]:
+    return [locate(picture) for picture in pictures]
+
+
+def _host_ms(enqueue: Callable[[], object], stream: Any) -> float:
+    """What the calling thread is busy for, with the GPU idle at the start of each."""
+    samples: list[float] = []
+    for _ in range(25):
+        begin = time.perf_counter()
+        enqueue()
+        samples.append(1000 * (time.perf_counter() - begin))
+        stream.synchronize()
+    return round(statistics.median(samples), 4)
 
 
 # Networks
@@ -275,16 +288,18 @@ def _filled(backend: CudaBackend, size: int) -> None:
     backend.stream.synchronize()
 
 
-def networks(bench: Bench) -> Figures:
+def networks(bench: Bench, figures: Figures) -> None:
     """Each model alone, without preprocessing and copies of results: median ms by bucket."""
-    figures: Figures = {}
-    variants: list[tuple[str, Precision, bool, Mapping[str, str], tuple[int, ...]]] = [
-        ("float32, graph", Precision.FLOAT32, True, {}, BUCKETS),
-        ("tf32, graph", Precision.TF32, True, {}, BUCKETS),
-        ("float16, graph", Precision.FLOAT16, True, {}, BUCKETS),
-        ("float16, no graph", Precision.FLOAT16, False, {}, BUCKETS),
-        ("float32, no graph", Precision.FLOAT32, False, {}, (8, 64)),
-        ("float16 NHWC, graph", Precision.FLOAT16, True, {"prefer_nhwc": "1"}, (8, 64)),
+    plain: Mapping[str, Any] = {}
+    unfused = {"disabled_optimisers": ("ConvActivationFusion", "ConvAddActivationFusion")}
+    variants: list[tuple[str, Precision, bool, Mapping[str, Any], tuple[int, ...]]] = [
+        ("float32, graph", Precision.FLOAT32, True, plain, BUCKETS),
+        ("tf32, graph", Precision.TF32, True, plain, BUCKETS),
+        ("float16 unfused, graph", Precision.FLOAT16, True, unfused, BUCKETS),
+        ("float16 unfused, no graph", Precision.FLOAT16, False, unfused, BUCKETS),
+        ("float32, no graph", Precision.FLOAT32, False, plain, (8, 64)),
+        ("float16 NHWC, graph", Precision.FLOAT16, True, {"provider_options": {"prefer_nhwc": "1"}}, (8, 64)),
+        ("float16, graph", Precision.FLOAT16, True, plain, (64,)),
     ]
     for model in bench.models:
         manifest = one_canvas(model.manifest, model.manifest.inputs.geometry.canvases[0])
@@ -293,9 +308,7 @@ def networks(bench: Bench) -> Figures:
             before = bench.used_mib()
             begin = time.perf_counter()
             try:
-                backend = OnnxCudaBackend(
-                    manifest, model.path, buckets=buckets, precision=precision, graphs=graphs, provider_options=options
-                )
+                backend = OnnxCudaBackend(manifest, model.path, buckets=buckets, precision=precision, graphs=graphs, **options)
                 _warm(backend)
                 seconds = round(time.perf_counter() - begin, 2)
                 memory = round(bench.used_mib() - before, 1)
@@ -306,24 +319,25 @@ def networks(bench: Bench) -> Figures:
             except Exception as error:  # a variant that cannot be made is a result too
                 figures[key] = {"error": f"{type(error).__name__}: {error}"[:500]}
             print(key, figures[key], flush=True)
-    return figures
 
 
-def overlap(bench: Bench) -> Figures:
+def overlap(bench: Bench, figures: Figures) -> None:
     """All models on one batch of 720p pictures: one behind the other against streams of their own."""
-    figures: Figures = {}
-    pictures = [bench.uploaded(smooth(1280, 720, n)) for n in range(8)]
-    chosen = {
-        "float32": dict.fromkeys(NAMES, Precision.FLOAT32),
-        "tf32": dict.fromkeys(NAMES, Precision.TF32),
-        "float16": dict.fromkeys(NAMES, Precision.FLOAT16),
-    }
+    figures["unit"] = "median wall ms, the host waits for everything"
+    pictures = [locate(bench.uploaded(smooth(1280, 720, n))) for n in range(8)]
+    chosen = {label: dict.fromkeys(NAMES, Precision(label)) for label in ("float16", "tf32", "float32")}
+    unfused = ("ConvActivationFusion", "ConvAddActivationFusion")
     for label, precisions in chosen.items():
         backends, preprocessors = [], []
         before = bench.used_mib()
         for model in bench.models:
             manifest = one_canvas(model.manifest, model.manifest.inputs.geometry.canvases[0])
-            backend = _warm(OnnxCudaBackend(manifest, model.path, precision=precisions[manifest.name]))
+            fp16 = precisions[manifest.name] is Precision.FLOAT16
+            backend = _warm(
+                OnnxCudaBackend(
+                    manifest, model.path, precision=precisions[manifest.name], disabled_optimisers=unfused if fp16 else ()
+                )
+            )
             backends.append(backend)
             preprocessors.append(CudaPreprocessor(manifest.inputs, largest_batch=64, dtype=backend.dtype.name))
         figures[label] = {"memory_mib": round(bench.used_mib() - before, 1)}
@@ -339,14 +353,13 @@ def overlap(bench: Bench) -> Figures:
             print(label, count, figures[label][count], flush=True)
         for backend in backends:
             backend.close()
-    return {"median wall ms, host waits for everything": figures}
 
 
 def _all(
     bench: Bench,
     members: Sequence[tuple[CudaBackend, CudaPreprocessor]],
     size: int,
-    batch: Sequence[Picture] | None,
+    batch: Sequence[Located] | None,
     *,
     serial: bool,
 ) -> None:
@@ -373,9 +386,8 @@ def _all(
 # Against the CPU
 
 
-def precision(bench: Bench) -> Figures:
+def precision(bench: Bench, figures: Figures) -> None:
     """Raw outputs against ONNX Runtime on the CPU in float32, on the spread pictures; `passed` is `models.precision`'s word."""
-    figures: Figures = {}
     for model in bench.models:
         pictures = spread_pictures(ZOO / model.manifest.name)
         tensors, canvas = _tensors(model.manifest, pictures)
@@ -384,27 +396,26 @@ def precision(bench: Bench) -> Figures:
         cpu.load()
         exact = cpu.run(tensors)
         for each in Precision:
-            for origin in ("tensors of the CPU", "pictures on the GPU"):
-                backend = OnnxCudaBackend(manifest, model.path, buckets=(16,), precision=each)
-                try:
-                    _warm(backend)
-                    if origin == "tensors of the CPU":
-                        outputs = backend.run(tensors)
-                    else:
-                        outputs = _through_gpu(bench, backend, manifest, pictures)
-                    check = check_precision(manifest, exact, outputs)
-                    figures[f"{manifest.name}, {each}, {origin}"] = {
-                        "moves": {name: round(move, 6) for name, move in check.moves.items()},
-                        "score_move": round(check.score_move, 6),
-                        "scores": [round(score, 4) for score in check.scores],
-                        "passed": check.passed,
-                    }
-                finally:
-                    backend.close()
-                print(manifest.name, each, origin, figures[f"{manifest.name}, {each}, {origin}"], flush=True)
+            backend = OnnxCudaBackend(
+                manifest, model.path, buckets=(16,), precision=each, disabled_optimisers=("ConvActivationFusion",)
+            )
+            _warm(backend)
+            for origin, outputs in (
+                ("tensors of the CPU", backend.run(tensors)),
+                ("pictures on the GPU", _through_gpu(bench, backend, manifest, pictures)),
+            ):
+                check = check_precision(manifest, exact, outputs)
+                key = f"{manifest.name}, {each}, {origin}"
+                figures[key] = {
+                    "moves": {name: round(move, 6) for name, move in check.moves.items()},
+                    "score_move": round(check.score_move, 6),
+                    "scores": [round(score, 4) for score in check.scores],
+                    "passed": check.passed,
+                }
+                print(key, figures[key], flush=True)
+            backend.close()
         zeros = {name: np.zeros_like(values) for name, values in exact.items()}
         figures[f"{manifest.name}, says 0 to everything"] = {"passed": check_precision(manifest, zeros, zeros).passed}
-    return figures
 
 
 def _tensors(manifest: Manifest, pictures: Sequence[Picture]) -> tuple[npt.NDArray[Any], tuple[int, int]]:
@@ -426,7 +437,7 @@ def _through_gpu(bench: Bench, backend: CudaBackend, manifest: Manifest, picture
     return outputs
 
 
-def pytorch(bench: Bench) -> Figures:
+def pytorch(bench: Bench, figures: Figures) -> None:
     """EfficientNet-Lite0 as an exported program and as TorchScript: against the CPU, and in time."""
     torch = importlib.import_module("torch")
     model = next(model for model in bench.models if model.manifest.name == "efficientnet-lite0")
@@ -436,7 +447,7 @@ def pytorch(bench: Bench) -> Figures:
     exact = cpu.run(tensors)
     module = torch_module(torch, model.path, model.manifest.outputs)
     example = torch.from_numpy(tensors[:2].copy())
-    figures: Figures = {"torch": torch.__version__}
+    figures["torch"] = torch.__version__
     with tempfile.TemporaryDirectory() as folder:
         files = {"torch": Path(folder) / "program.pt2", "script": Path(folder) / "script.pt"}
         with torch.no_grad():
@@ -465,10 +476,9 @@ def pytorch(bench: Bench) -> Figures:
                     except Exception as error:
                         figures[key] = {"error": f"{type(error).__name__}: {error}"[:500]}
                     print(key, figures[key], flush=True)
-    return figures
 
 
-SECTIONS: Mapping[str, Callable[[Bench], Figures]] = {
+SECTIONS: Mapping[str, Callable[[Bench, Figures], None]] = {
     "parity": parity,
     "preprocess": preprocess,
     "networks": networks,
@@ -501,21 +511,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     options = parser.parse_args(arguments)
     bench = Bench(importlib.import_module("cupy"), ModelRepository(options.models).load_all(NAMES))
-    failed = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was measured until then is written
+    failed: list[str] = []
     for section in options.sections:
         begin = time.perf_counter()
+        figures: Figures = {}
+        ended = "not at its end"
         try:
-            figures = SECTIONS[section](bench)
+            SECTIONS[section](bench, figures)
+            ended = "complete"
         except Exception as error:
-            failed.append(f"{section}: {type(error).__name__}: {error}")
-            continue
-        seconds = round(time.perf_counter() - begin, 1)
-        path = report.write(
-            f"gpu_{section}",
-            {"measured_commit": options.commit, "gpu": gpu_facts(bench.cupy), "seconds": seconds, section: figures},
-            directory=options.out,
-        )
-        print(f"{section}: {seconds} s, {path.name}", flush=True)
+            ended = f"{type(error).__name__}: {error}"
+            failed.append(f"{section}: {ended}")
+        finally:
+            facts = {"measured_commit": options.commit, "gpu": gpu_facts(bench.cupy), "ended": ended}
+            facts["seconds"] = round(time.perf_counter() - begin, 1)
+            path = report.write(f"gpu_{section}", {**facts, section: figures}, directory=options.out)
+            print(f"{section}: {facts['seconds']} s, {path.name}: {ended}", flush=True)
     if failed:
         raise SystemExit("\n".join(failed))
 

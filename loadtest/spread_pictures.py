@@ -14,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
+import PIL.ImageDraw
 from numpy.typing import NDArray
 
 from loadtest.torch_graph import torch_module
+from models.backends.onnx import OnnxBackend
 from models.manifest import Manifest
 from models.precision import FILE, rgb_picture, scores
-from models.preprocess import layout, spans
+from models.preprocess import Preprocessor, layout, normalise, spans
 from models.repository import ModelRepository
 from models.resample import operator
 from models.spec import ColourOrder, Layout
 
 SIDE = 64
 TARGETS = tuple(round(0.1 * step, 1) for step in range(1, 10))
+_ATTEMPTS = 60
 _CLASSES = (504, 413, 967, 281, 340, 817, 292, 949, 611)  # wanted of a model with many classes, one a picture
 
 
@@ -71,6 +75,56 @@ def _answers(torch: Any, manifest: Manifest, result: Any) -> Any:
     return _logit(torch, probabilities.gather(1, wanted[:, None])[:, 0])
 
 
+def mended(manifest: Manifest, weights: Path, pictures: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """The pictures with those that missed their target replaced, and the scores of all, by ONNX Runtime on the CPU.
+
+    A miss is replaced by a blend of two pictures, one that scores higher and a flat or blurred one that scores lower; for a text
+    detector by drawn text, its contrast the blend.
+    """
+    backend = OnnxBackend(manifest, weights, threads=2)
+    backend.load()
+    preprocessor = Preprocessor()
+
+    def score(rgb: NDArray[np.uint8]) -> float:
+        rendered = preprocessor.render(rgb_picture(rgb), manifest.inputs.geometry)
+        return float(scores(manifest, backend.run(normalise(rendered, manifest.inputs.normalisation)[None]))[0])
+
+    found = np.array([score(rgb) for rgb in pictures])
+    missed = [place for place, target in enumerate(TARGETS) if abs(found[place] - target) >= 0.03]
+    candidates: list[tuple[float, NDArray[np.uint8]]] = []
+    for place in missed:
+        low, high = _ends(manifest, pictures[place], place)
+        below, above = 0.0, 1.0
+        for _ in range(12):
+            middle = (below + above) / 2
+            rgb = np.rint(low + middle * (high - low)).clip(0, 255).astype(np.uint8)
+            candidates.append((score(rgb), rgb))
+            if candidates[-1][0] < TARGETS[place]:
+                below = middle
+            else:
+                above = middle
+        # Whole numbers are coarse where the blend is faint: a little noise gives values between.
+        rng = np.random.default_rng(place)
+        for _ in range(_ATTEMPTS):
+            noise = rng.normal(0, rng.uniform(0, 3), low.shape)
+            rgb = np.rint(low + above * rng.uniform(0.8, 1.6) * (high - low) + noise).clip(0, 255).astype(np.uint8)
+            candidates.append((score(rgb), rgb))
+    result = pictures.copy()
+    for place in missed:
+        found[place], result[place] = min(candidates, key=lambda one: abs(one[0] - TARGETS[place]))
+    return result, found
+
+
+def _ends(manifest: Manifest, picture: NDArray[np.uint8], place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    flat = np.full((SIDE, SIDE, 3), 128.0)
+    if manifest.head != "text_map":
+        return flat, picture.astype(np.float64)
+    drawn = PIL.Image.new("RGB", (SIDE, SIDE), (128, 128, 128))
+    text = ("BREAKING\nNEWS\n{}", "SALE {}\nTODAY\nONLY", "Page {}\nof the\nbook")[place % 3].format(place + 11)
+    PIL.ImageDraw.Draw(drawn).text((2, 4 + 3 * place), text, fill=(250, 240 - 20 * place, 230))
+    return flat, np.asarray(drawn, np.float64)
+
+
 def _tensor(torch: Any, manifest: Manifest, pixels: Any, device: str) -> Any:
     """The network's input for RGB pixels (n, 3, 64, 64), as the preprocessing makes it."""
     geometry, normalisation = manifest.inputs.geometry, manifest.inputs.normalisation
@@ -106,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for model in ModelRepository(options.models).load_all(options.only):
         pictures, found = find(torch, model.manifest, model.path, device=device, steps=options.steps, seed=0)
+        pictures, found = mended(model.manifest, model.path, pictures)
         folder = options.out / model.manifest.name
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / FILE, pictures=pictures)

@@ -26,7 +26,7 @@ class OnnxCudaBackend(CudaBackend):
     """One model in ONNX Runtime's CUDA provider.
 
     `keep_float32`: operator types, or first outputs of nodes, that stay float32 where the precision is float16.
-    `provider_options` are added to the provider's.
+    `provider_options` are added to the provider's; `disabled_optimisers` are ONNX Runtime's names of graph transformations.
     """
 
     def __init__(
@@ -41,11 +41,13 @@ class OnnxCudaBackend(CudaBackend):
         device_id: int = 0,
         keep_float32: Sequence[str] = KEPT,
         provider_options: Mapping[str, str] | None = None,
+        disabled_optimisers: Sequence[str] = (),
     ) -> None:
         super().__init__(manifest, buckets=buckets, precision=precision, graphs=graphs, results=results, device_id=device_id)
         self.weights = weights
         self.keep_float32 = tuple(keep_float32)
         self.provider_options = dict(provider_options or {})
+        self.disabled_optimisers = list(disabled_optimisers)
         self._ort: Any = None
         self._model: onnx.ModelProto | None = None
 
@@ -56,6 +58,9 @@ class OnnxCudaBackend(CudaBackend):
         providers = self._ort.get_available_providers()
         if _PROVIDER not in providers:
             raise RuntimeError(f"onnxruntime {self._ort.__version__} has no {_PROVIDER}, only {', '.join(providers)}")
+        # cuDNN's refusals of fused float16 convolutions, after which others are taken, are errors in the log, hundreds a session,
+        # and of the process' logger: 4, fatal, is the only level that leaves them out.
+        self._ort.set_default_logger_severity(4)
         self._ort.preload_dlls()  # CUDA and cuDNN out of NVIDIA's Python packages, where they are installed as such
         model = onnx.load(self.weights)
         weights = {tensor.name for tensor in model.graph.initializer}
@@ -78,7 +83,10 @@ class OnnxCudaBackend(CudaBackend):
             raise RuntimeError(f"model {self.manifest.name!r} is not loaded")
         model = with_input_shape(self._model, self.manifest.inputs.name, tensor.shape)
         session = self._ort.InferenceSession(
-            model.SerializeToString(), self._session_options(), providers=[(_PROVIDER, self._options())]
+            model.SerializeToString(),
+            self._session_options(),
+            providers=[(_PROVIDER, self._options())],
+            disabled_optimizers=self.disabled_optimisers,
         )
         if session.get_providers()[0] != _PROVIDER:
             raise RuntimeError(f"model {self.manifest.name!r}: ONNX Runtime fell back to {session.get_providers()[0]}")

@@ -105,10 +105,18 @@ class _Module:
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
-        cudnn = self._torch.backends.cudnn
-        tf32 = self._precision is Precision.TF32
-        with self._torch.inference_mode(), cudnn.flags(enabled=True, benchmark=False, allow_tf32=tf32):
-            yield
+        """Inference, with float32 as precise as asked for: PyTorch's own choice is TF32 in convolutions."""
+        backends = self._torch.backends
+        kinds = (backends.cudnn.conv, backends.cuda.matmul)
+        before = [kind.fp32_precision for kind in kinds]
+        try:
+            for kind in kinds:
+                kind.fp32_precision = "tf32" if self._precision is Precision.TF32 else "ieee"
+            with self._torch.inference_mode():
+                yield
+        finally:
+            for kind, precision in zip(kinds, before, strict=True):
+                kind.fp32_precision = precision
 
     @contextlib.contextmanager
     def _stream_and_modes(self) -> Iterator[None]:
