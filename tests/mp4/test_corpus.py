@@ -116,7 +116,7 @@ def differences(mine: VideoIndex, theirs: VideoIndex) -> dict[str, tuple[Any, An
         note(field, getattr(mine, field), getattr(theirs, field))
     for field in ("codec", "codec_tag", "width", "height", "sample_aspect", "extradata"):
         note(field, getattr(mine.config, field), getattr(theirs.config, field))
-    for field in ("bit_depth", "chroma_format", "profile"):
+    for field in ("bit_depth", "chroma_format", "profile", "bits_per_coded_sample"):
         note(field, getattr(mine.config, field), getattr(theirs.config, field))
     # FFmpeg keeps the chroma location of a codec's standard to itself where the stream does not tell one.
     note("colour", *(replace(index.config.colour, chroma_location=None) for index in (mine, theirs)))

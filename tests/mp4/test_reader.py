@@ -108,7 +108,7 @@ def test_a_plain_clip(order: Any, tmp_path: Path) -> None:
     assert index.notes == ()
     assert index.other_video_tracks == 0
     assert index.orientation == Orientation()
-    assert index.config == StreamConfig("h264", 640, 360, 8, "420", "", AVCC, int.from_bytes(b"avc1", "little"))
+    assert index.config == StreamConfig("h264", 640, 360, 8, "420", "", AVCC, int.from_bytes(b"avc1", "little"), 24)
     path = tmp_path / "clip.mp4"
     path.write_bytes(data)
     with FileSource(path) as source:

@@ -353,6 +353,7 @@ def _config(entry: SampleEntry, aspect: Fraction) -> StreamConfig:
         profile=entry.facts.profile,
         extradata=entry.extradata,
         codec_tag=int.from_bytes(entry.kind, "little"),
+        bits_per_coded_sample=entry.depth,
         sample_aspect=aspect,
         colour=colour,
     )

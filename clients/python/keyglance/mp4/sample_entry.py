@@ -30,6 +30,7 @@ class SampleEntry:
     extradata: bytes
     facts: Facts
     data_reference: int  # from 1
+    depth: int = 0  # bits of a pixel as displayed, 32 with transparency
     encrypted: bool = False
     scheme: str = ""  # of protection, a four-character code: cenc, cbcs, piff, …
     sample_aspect: Fraction | None = None
@@ -80,6 +81,7 @@ def _entry(boxes: Boxes, box: Box) -> SampleEntry:
         extradata=extradata,
         facts=facts_of(codec, kind, record),
         data_reference=int.from_bytes(fixed[6:8], "big"),
+        depth=int.from_bytes(fixed[74:76], "big"),
         encrypted=encrypted,
         scheme=scheme,
         sample_aspect=_aspect(parts.get(b"pasp", b"")),
