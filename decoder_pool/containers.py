@@ -88,9 +88,9 @@ class IndexedVideo:
         self._worker: Worker | None = worker
         self._deadline = deadline
 
-    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
-        """As `keyglance.sampling.plan`."""
-        return plan(self.index, policy, limits)
+    async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+        """As `keyglance.sampling.plan`, in a thread: a long video takes a while."""
+        return await asyncio.to_thread(plan, self.index, policy, limits)
 
     async def packets(self, samples: Sequence[int], spare: Collection[int] = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:
         """The payloads of samples, one behind the other in memory that the caller closes, and where each lies.

@@ -12,8 +12,8 @@ from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import RangesNeeded
-from keyglance.mp4 import Declined, Mp4Limits, RandomAccess, read_index
-from keyglance.mp4.planning import plan_samples
+from keyglance.mp4 import Declined, Mp4Limits, RandomAccess
+from keyglance.mp4.planning import plan_samples, read_checkable
 from keyglance.sampling import SamplingLimits, SamplingPlan, SamplingPolicy
 from keyglance.video import SampleFlag, VideoIndex
 
@@ -42,7 +42,7 @@ class Opened(Protocol):
         """What the container says; after `plan`, less what the bitstream contradicts."""
         ...
 
-    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+    async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
         """What to look at. Raises `RangesNeeded`."""
         ...
 
@@ -71,12 +71,12 @@ class Opener:
     async def open(self, source: PartialSource, limits: SourceLimits, deadline: float) -> Opened:
         """Indexes a source; `deadline` is on `time.monotonic()`.
 
-        Raises what `Indexer.open` and `keyglance.mp4.read_index` raise, and `RangesNeeded`.
+        Raises what `Indexer.open` and `keyglance.mp4.planning.read_checkable` raise, and `RangesNeeded`.
         """
         own = Mp4Limits(pixels=limits.pixels, side=limits.side, seconds=limits.seconds, samples=limits.samples)
         try:
             # In a thread: usually a millisecond, but a hostile file may take a good part of a second.
-            return OpenedMp4(source, await asyncio.to_thread(read_index, source, own))
+            return OpenedMp4(source, await asyncio.to_thread(read_checkable, source, own))
         except Declined:
             with await source.shared() as whole:
                 return await self._indexer.open(whole, limits, deadline)
@@ -89,9 +89,9 @@ class OpenedMp4:
         self.index = index
         self._source = source
 
-    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+    async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
         """As `Opened.plan`."""
-        made, self.index = plan_samples(self._source, self.index, policy, limits)
+        made, self.index = await asyncio.to_thread(plan_samples, self._source, self.index, policy, limits)
         return made
 
     async def packets(self, samples: Sequence[int], spare: Collection[int] = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:

@@ -52,8 +52,7 @@ def _tag(context: Any) -> int:
 def _chroma_format(pixels: Any) -> str:
     if pixels.is_rgb or pixels.has_palette or pixels.is_bayer:
         return "rgb"
-    chroma = [c for c in pixels.components if c.is_chroma]
-    if not chroma:
+    if sum(not component.is_alpha for component in pixels.components) < 3:  # `is_chroma` is false where nothing is subsampled
         return "400"
     wide, high = pixels.chroma_width(64), pixels.chroma_height(64)
     return {(64, 64): "444", (32, 64): "422", (32, 32): "420", (16, 64): "411", (16, 16): "410", (64, 32): "440"}.get(

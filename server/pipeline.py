@@ -143,7 +143,7 @@ class Pipeline:
             step.set("samples", len(opened.index.samples))
         async with opened:
             with steps.step("sample") as step:
-                chosen = opened.plan(call.sampling, self._sampling_limits)
+                chosen = await opened.plan(call.sampling, self._sampling_limits)
                 index = opened.index
                 if not chosen.frames:
                     raise _nothing_to_see(index)

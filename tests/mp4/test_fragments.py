@@ -194,7 +194,6 @@ def test_a_fragment_that_claims_more_than_it_holds() -> None:
     data = movie_header(FTYP, Track(), mvex()) + moof(box(b"traf", tfhd(), run)) + box(b"mdat", bytes(100))
     index = read(data)
     assert len(index.samples) == 5
-    assert index.notes == ("1000 samples declared, 5 listed",)
     assert index.truncated
 
 

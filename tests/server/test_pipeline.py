@@ -51,7 +51,7 @@ class ScriptedIndexed:
         self.index = index
         self.closed = False
 
-    def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
+    async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
         return plan(self.index, policy, limits)
 
     async def packets(self, samples: Sequence[int], spare: object = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from keyglance.errors import KeyglanceError
-from keyglance.mp4 import CountingSource, Declined, RandomAccess, read_index
-from keyglance.mp4.planning import plan_samples
+from keyglance.mp4 import CountingSource, Declined, RandomAccess
+from keyglance.mp4.planning import plan_samples, read_checkable
 from keyglance.sampling import SamplingLimits, SamplingPolicy
 
 #: Ranges with at most so many bytes between them travel as one: a range costs about as much as these.
@@ -28,7 +28,7 @@ def select(source: RandomAccess, policy: SamplingPolicy, limits: SamplingLimits 
     """
     counting = CountingSource(source)
     try:
-        index = read_index(counting)
+        index = read_checkable(counting)
         made, index = plan_samples(counting, index, policy, limits or SamplingLimits())
     except (Declined, KeyglanceError):
         return None

@@ -141,7 +141,7 @@ def _index(
     entry = _entry(track, media, notes)
     if not media.encrypted.all():
         _mark_encrypted(track, media)
-    missing, flags = _cut(media, size_bytes, notes)
+    missing, flags = _cut(media, size_bytes)
     _refuse_encrypted(track, media)
     seconds, step = _seconds(media, track.timescale, notes)
     times, outside = _shown(edits, media, seconds, track.timescale, notes)
@@ -230,25 +230,18 @@ def _mark_encrypted(track: Track, media: Media) -> None:
         media.encrypted |= protected[media.entry]
 
 
-def _cut(media: Media, size_bytes: int, notes: list[str]) -> tuple[bool, npt.NDArray[np.uint8]]:
+def _cut(media: Media, size_bytes: int) -> tuple[bool, npt.NDArray[np.uint8]]:
     """Leaves out samples without payload and those behind the end of the source, cuts the one that lies across it.
 
     Gives whether samples are missing, and the flags to begin with.
     """
-    count = len(media)
     empty = media.size <= 0
     ends = media.position + media.size
     beyond = (media.position < 0) | (ends > size_bytes)
-    missing = False
-    if media.declared > count:
-        missing = True
-        notes.append(f"{media.declared} samples declared, {count} listed")
+    missing = media.declared > len(media)
     if beyond.any() or empty.any():
         inside = (media.position >= 0) & (media.position < size_bytes)
-        lost = int((~inside & ~empty).sum())
-        if lost:
-            missing = True
-            notes.append(f"{lost} of {count} samples lie behind the end of the file")
+        missing = missing or bool((~inside & ~empty).any())
         media.keep(inside & ~empty)
         if not len(media):
             raise CorruptVideo(f"not one of the video track's {media.declared} samples lies in the file")
@@ -256,7 +249,6 @@ def _cut(media: Media, size_bytes: int, notes: list[str]) -> tuple[bool, npt.NDA
     cut = media.position + media.size > size_bytes
     if cut.any():
         missing = True
-        notes.append(f"{int(cut.sum())} samples end behind the end of the file")
         flags[cut] |= int(SampleFlag.CORRUPT)
         media.size = np.minimum(media.size, size_bytes - media.position)
     total = int(media.size.sum())
@@ -314,8 +306,8 @@ def _shown(
     if hidden := int(outside.sum()):
         if hidden == len(media):
             raise CorruptVideo(f"the edit list leaves out all {hidden} samples")
-        reason = "outside the edit list" if edits else "overlaid by other fragments"
-        notes.append(f"{hidden} of {len(media)} samples are {reason}")
+        if not edits:  # those outside an edit list are flagged, and nothing is wrong with them
+            notes.append(f"{hidden} of {len(media)} samples are overlaid by other fragments")
     return times, outside
 
 
