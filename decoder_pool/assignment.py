@@ -158,7 +158,8 @@ class _Desk:
             self._room -= 1
         elif self._idle:
             evicted = min(self._idle, key=self._dispensable)
-            if not on_the_way and not self._surplus(evicted.key):
+            # With decoders that can be re-keyed one in place of another is no gain: the warm minimum counts them all alike.
+            if not on_the_way and (self._rekeyable or not self._surplus(evicted.key)):
                 return False
             self._idle.remove(evicted)
             self._alive[evicted.key] -= 1

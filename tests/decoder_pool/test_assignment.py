@@ -177,3 +177,9 @@ def test_a_restored_pool_needs_no_restoring(pool):
     after = [d for d in decoders if d.number not in gone]
     after += [DecoderView(900 + n, creation.key, DecoderState.IDLE) for n, creation in enumerate(plan.creations)]
     assert assign(**(pool | {"waiting": [], "decoders": after})) == Assignment()
+
+
+def test_while_one_closes_no_other_that_can_be_rekeyed_is_evicted_for_the_warm_minimum():
+    small, large = DecoderKey("h264", 8, "420", 1088), DecoderKey("h264", 8, "420", 2048)
+    decoders = [DecoderView(1, small, DecoderState.IDLE), DecoderView(2, large, DecoderState.CLOSING)]
+    assert assign([], decoders, limit=2, warm={large: 2}, rekeyable=True) == Assignment()
