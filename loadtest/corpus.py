@@ -170,6 +170,8 @@ def _run(options: argparse.Namespace, expected: dict[str, str], console: Console
             server.terminate()
             if code := server.wait(60):
                 faults.append(f"the server ended with exit code {code} after SIGTERM")
+            if left := server.left_behind():
+                faults.append(left)
         return rows, faults, {"seconds": seconds, "before": _dict(before), "after": _dict(after)}
 
 

@@ -94,6 +94,18 @@ class ServerProcess:
         """The exit code, once the process ends."""
         return self._running().wait(timeout)
 
+    def left_behind(self) -> str:
+        """What the server's last words, once it has drained, say that calls left behind; empty where that is nothing.
+
+        The words are those of the pool's and the engine's `repr`.
+        """
+        drained = [line for line in self.log().splitlines() if "drained: " in line]
+        if not drained:
+            return "the server did not say that it has drained"
+        words = drained[-1]
+        idle = "0 waiting" in words and "0 frames in flight" in words and " leased" not in words
+        return "" if idle else words
+
     def log(self) -> str:
         """The last lines of what the server wrote to its standard error, or to its standard output where that is empty."""
         for path in (self.errors, self.output):

@@ -180,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server.terminate()
             if code := server.wait(60):
                 faults.append(f"the server ended with exit code {code} after SIGTERM")
+            if left := server.left_behind():
+                faults.append(left)
     except ServerFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

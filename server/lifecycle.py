@@ -157,6 +157,8 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._admission.idle(), _AFTER_CUT)
             return False
+        # Every decoder idle, nobody waiting: whoever reads the log sees that no call left anything behind.
+        _log.info("drained: %s", ", ".join(repr(part) for part in (self._parts.engine, *self._parts.others)))
         return True
 
     async def close(self) -> None:

@@ -164,6 +164,9 @@ class LocalEngine:
         await self._ensemble.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
+    def __repr__(self) -> str:
+        return f"<LocalEngine {self._pool!r} {self._ensemble!r}, {self.frames_in_flight} frames in flight>"
+
     async def _decode(self, work: _Work, lease: Lease, group: asyncio.TaskGroup) -> None:
         """Takes unit after unit until none is left; its siblings do the same with their leases."""
         try:

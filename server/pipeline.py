@@ -114,10 +114,7 @@ class Pipeline:
 
     async def label(self, given: Given, call: LabelCall, steps: Steps) -> Answer:
         """Answers a call about what was `given`, which is let go of early. Raises the errors of `keyglance.errors`."""
-        with steps.step("receive") as step:
-            source = receive(given, most_bytes=self._source_limits.bytes)
-            step.set("source.bytes", source.size)
-            step.set("source.held", source.held)
+        source = receive(given, most_bytes=self._source_limits.bytes)  # the step's time is that of the wire
         del given
         sampled = await self._index_and_sample(source, call, steps)
         if not sampled.spares:  # all that the call may need of it is copied
@@ -138,6 +135,8 @@ class Pipeline:
         """Index and plan, and the wanted packets out of the container; whatever read it is free again afterwards."""
         with steps.step("index") as step:
             opened = await self._opener.open(source, self._source_limits, call.deadline)
+            step.set("source.bytes", source.size)
+            step.set("source.held", source.held)
             step.set("container", opened.index.container)
             step.set("codec", opened.index.config.codec)
             step.set("samples", len(opened.index.samples))
