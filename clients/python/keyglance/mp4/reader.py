@@ -22,7 +22,7 @@ from keyglance.mp4.movie import Movie, Track, combined, read_movie
 from keyglance.mp4.orientation import IDENTITY, orientation_of
 from keyglance.mp4.sample_entry import SampleEntry
 from keyglance.mp4.source import RandomAccess
-from keyglance.mp4.timeline import DEFAULT_RATE, FARTHEST_JUMP, FARTHEST_OFFSET, FASTEST, repair
+from keyglance.timeline import DEFAULT_RATE, FARTHEST_JUMP, FARTHEST_OFFSET, FASTEST, repair
 from keyglance.video import Colour, ColourRange, SampleFlag, Samples, StreamConfig, VideoIndex
 
 #: FFmpeg's name of its demuxer for this family.

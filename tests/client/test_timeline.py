@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder_pool.timeline import repair
+from keyglance.timeline import repair
 
 NAN = float("nan")
 
