@@ -145,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     whole, ranges = found["whole"], found["ranges"]
                     print(
                         f"{name}: whole {whole['median_ms']} ms, {whole['message_bytes']:,} bytes; "
-                        f"ranges {ranges['median_ms']} ms, {ranges['message_bytes']:,} bytes; {found['ranges_to_whole_time']:.2f} of the time"
+                        f"ranges {ranges['median_ms']} ms, {ranges['message_bytes']:,} bytes; "
+                        f"{found['ranges_to_whole_time']:.2f} of the time"
                     )
         finally:
             server.terminate()
