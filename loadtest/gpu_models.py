@@ -27,7 +27,7 @@ import numpy.typing as npt
 from decoder_pool.picture import Picture
 from keyglance.video import Colour, Orientation
 from loadtest import report
-from loadtest.torch_graph import torch_module
+from loadtest.torch_graph import save_program, save_script, torch_module
 from models.backends.device import BUCKETS, CudaBackend, Precision
 from models.backends.onnx import OnnxBackend
 from models.backends.onnx_cuda import OnnxCudaBackend
@@ -291,15 +291,14 @@ def _filled(backend: CudaBackend, size: int) -> None:
 def networks(bench: Bench, figures: Figures) -> None:
     """Each model alone, without preprocessing and copies of results: median ms by bucket."""
     plain: Mapping[str, Any] = {}
-    unfused = {"disabled_optimisers": ("ConvActivationFusion", "ConvAddActivationFusion")}
+    nchw = {"provider_options": {"prefer_nhwc": "0"}}
     variants: list[tuple[str, Precision, bool, Mapping[str, Any], tuple[int, ...]]] = [
         ("float32, graph", Precision.FLOAT32, True, plain, BUCKETS),
         ("tf32, graph", Precision.TF32, True, plain, BUCKETS),
-        ("float16 unfused, graph", Precision.FLOAT16, True, unfused, BUCKETS),
-        ("float16 unfused, no graph", Precision.FLOAT16, False, unfused, BUCKETS),
+        ("float16, graph", Precision.FLOAT16, True, plain, BUCKETS),
+        ("float16, no graph", Precision.FLOAT16, False, plain, BUCKETS),
         ("float32, no graph", Precision.FLOAT32, False, plain, (8, 64)),
-        ("float16 NHWC, graph", Precision.FLOAT16, True, {"provider_options": {"prefer_nhwc": "1"}}, (8, 64)),
-        ("float16, graph", Precision.FLOAT16, True, plain, (64,)),
+        ("float16 NCHW, graph", Precision.FLOAT16, True, nchw, (8, 64)),
     ]
     for model in bench.models:
         manifest = one_canvas(model.manifest, model.manifest.inputs.geometry.canvases[0])
@@ -325,19 +324,19 @@ def overlap(bench: Bench, figures: Figures) -> None:
     """All models on one batch of 720p pictures: one behind the other against streams of their own."""
     figures["unit"] = "median wall ms, the host waits for everything"
     pictures = [locate(bench.uploaded(smooth(1280, 720, n))) for n in range(8)]
-    chosen = {label: dict.fromkeys(NAMES, Precision(label)) for label in ("float16", "tf32", "float32")}
-    unfused = ("ConvActivationFusion", "ConvAddActivationFusion")
+    chosen = {
+        "float32": dict.fromkeys(NAMES, Precision.FLOAT32),
+        "float16 where the manifest allows it": {
+            model.manifest.name: Precision.FLOAT16 if model.manifest.half_precision else Precision.FLOAT32
+            for model in bench.models
+        },
+    }
     for label, precisions in chosen.items():
         backends, preprocessors = [], []
         before = bench.used_mib()
         for model in bench.models:
             manifest = one_canvas(model.manifest, model.manifest.inputs.geometry.canvases[0])
-            fp16 = precisions[manifest.name] is Precision.FLOAT16
-            backend = _warm(
-                OnnxCudaBackend(
-                    manifest, model.path, precision=precisions[manifest.name], disabled_optimisers=unfused if fp16 else ()
-                )
-            )
+            backend = _warm(OnnxCudaBackend(manifest, model.path, precision=precisions[manifest.name]))
             backends.append(backend)
             preprocessors.append(CudaPreprocessor(manifest.inputs, largest_batch=64, dtype=backend.dtype.name))
         figures[label] = {"memory_mib": round(bench.used_mib() - before, 1)}
@@ -396,9 +395,7 @@ def precision(bench: Bench, figures: Figures) -> None:
         cpu.load()
         exact = cpu.run(tensors)
         for each in Precision:
-            backend = OnnxCudaBackend(
-                manifest, model.path, buckets=(16,), precision=each, disabled_optimisers=("ConvActivationFusion",)
-            )
+            backend = OnnxCudaBackend(manifest, model.path, buckets=(16,), precision=each)
             _warm(backend)
             for origin, outputs in (
                 ("tensors of the CPU", backend.run(tensors)),
@@ -450,10 +447,8 @@ def pytorch(bench: Bench, figures: Figures) -> None:
     figures["torch"] = torch.__version__
     with tempfile.TemporaryDirectory() as folder:
         files = {"torch": Path(folder) / "program.pt2", "script": Path(folder) / "script.pt"}
-        with torch.no_grad():
-            batch = torch.export.Dim("batch", min=1, max=1024)
-            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=({0: batch},)), str(files["torch"]))
-            torch.jit.trace(module, example).save(str(files["script"]))
+        save_program(torch, module, example, files["torch"])
+        save_script(torch, module, example, files["script"])
         for form, path in files.items():
             manifest = dataclasses.replace(model.manifest, backend=form)
             for each in (Precision.FLOAT32, Precision.TF32, Precision.FLOAT16):

@@ -54,6 +54,25 @@ def torch_module(torch: Any, path: Path, outputs: Sequence[str]) -> Any:
     return Graph().eval()
 
 
+def save_program(torch: Any, module: Any, example: Any, path: Path) -> None:
+    """Writes the module as an exported program that takes any batch size."""
+    batch = torch.export.Dim("batch", min=1, max=1024)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(module, (example,), dynamic_shapes=({0: batch},)), str(path))
+
+
+def save_script(torch: Any, module: Any, example: Any, path: Path) -> None:
+    """Writes the module as traced TorchScript, its convolutions in full float32: a trace keeps the choice of its making."""
+    convolutions = torch.backends.cudnn.conv
+    before = convolutions.fp32_precision
+    convolutions.fp32_precision = "ieee"
+    try:
+        with torch.no_grad():
+            torch.jit.trace(module, example).save(str(path))
+    finally:
+        convolutions.fp32_precision = before
+
+
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 

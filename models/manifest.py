@@ -47,4 +47,5 @@ class Manifest:
     frame_fusion: FrameFusion = FrameFusion.MAX
     top_k: int = 1
     largest_batch: int = 16
+    half_precision: bool = False  # may run in float16 on a GPU, if it passes `models.precision`'s check there
     options: Mapping[str, float] = field(default_factory=dict)  # the head's own settings

@@ -99,6 +99,7 @@ class _ModelToml(_Strict):
     required: bool = False
     default_on: bool = True
     largest_batch: int = Field(default=16, ge=1, le=1024)
+    half_precision: bool = False
     weights: Weights
     input: InputSpec
     outputs: tuple[str, ...] = Field(min_length=1)
@@ -182,6 +183,7 @@ def read_model(folder: Path) -> ModelEntry:
         frame_fusion=toml.fusion.frames,
         top_k=toml.fusion.top_k,
         largest_batch=toml.largest_batch,
+        half_precision=toml.half_precision,
         options=dict(toml.options),
     )
     try:

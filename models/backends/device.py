@@ -192,7 +192,17 @@ class CudaBackend:
             raise RuntimeError(f"model {self.manifest.name!r} is not warm")
         network = self._networks[canvas, self._bucket(size)]
         room = self._pinned.take(self.manifest.name)
-        network.enqueue()
+        try:
+            network.enqueue()
+            values = self._copied(network, room, size)
+            room.done.record(self.stream)
+        except BaseException:
+            self._pinned.give_back(room)
+            raise
+        return Launched(values, room, self._pinned)
+
+    def _copied(self, network: Network, room: _Room, size: int) -> dict[str, NDArray[Any]]:
+        """Enqueues the copies of the first `size` rows of all outputs; the arrays that they go to."""
         values: dict[str, NDArray[Any]] = {}
         offset = 0
         for name in self.manifest.outputs:
@@ -202,8 +212,7 @@ class CudaBackend:
             values[name] = np.frombuffer(room.memory, array.dtype, count, offset).reshape(shape)
             self._copy(values[name], array)
             offset += -(-count * array.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        room.done.record(self.stream)
-        return Launched(values, room, self._pinned)
+        return values
 
     def _copy(self, host: NDArray[Any], array: DeviceArray) -> None:
         runtime = self._cupy.cuda.runtime

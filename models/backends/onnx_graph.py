@@ -79,7 +79,7 @@ def to_half(model: onnx.ModelProto, *, keep: Sequence[str] = KEPT) -> onnx.Model
         elif name not in stay:
             tensor.CopyFrom(_half_tensor(tensor))
     for value in graph.input:  # old graphs list their weights among the inputs
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in stay:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT and not (value.name in floats and value.name in stay):
             value.type.tensor_type.elem_type = TensorProto.FLOAT16
     del graph.value_info[:]
 

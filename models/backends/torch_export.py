@@ -24,7 +24,9 @@ class TorchBackend(CudaBackend):
     """One model in PyTorch.
 
     `weights` are what `torch.export.save` wrote (manifest's backend "torch") or `torch.jit.save` ("script"), with a batch axis of
-    any length. The module takes the input tensor and gives the manifest's outputs in their order: a tensor, or several.
+    any length. The module takes the input tensor and gives the manifest's outputs in their order: a tensor, or several. A traced
+    script keeps the choice between float32 and TF32 of its tracing, whatever `precision` says: `loadtest.torch_graph.save_script`
+    makes one in full float32.
     """
 
     def __init__(

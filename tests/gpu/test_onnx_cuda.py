@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.torch_graph import torch_module
+from loadtest.torch_graph import save_program, save_script, torch_module
+from models.backends import create_cuda_backend
+from models.backends.choice import choose_precision
 from models.backends.device import CudaBackend, Precision
 from models.backends.onnx import OnnxBackend
 from models.backends.onnx_cuda import OnnxCudaBackend
@@ -91,12 +93,24 @@ def test_a_batch_beyond_the_largest_bucket_runs_in_pieces(case: Case, closing: l
     assert check_precision(case.manifest, case.exact, backend.run(case.tensors)).passed
 
 
-def test_float16_keeps_every_score(case: Case, closing: list[CudaBackend]) -> None:
-    """Whether the raw outputs keep within 0.01 is each model's own: `models.precision` decides, the manifest says."""
-    backend = warmed(OnnxCudaBackend(case.manifest, case.path, buckets=(16,), precision=Precision.FLOAT16), closing)
-    check = check_precision(case.manifest, case.exact, backend.run(case.tensors))
-    assert check.spread
-    assert check.score_move < 0.01
+def test_float16_where_the_manifest_allows_it(case: Case, cupy: Any) -> None:
+    pictures = spread_pictures(ZOO / case.manifest.name)
+
+    def make(manifest: Manifest, precision: Precision, bucket: int) -> CudaBackend:
+        return create_cuda_backend(manifest, case.path, precision=precision, buckets=[bucket])
+
+    precision, check = choose_precision(case.manifest, pictures, make)
+    if case.manifest.half_precision:
+        assert check is not None
+        assert check.passed, check
+        assert precision is Precision.FLOAT16
+    else:
+        assert (precision, check) == (Precision.FLOAT32, None)
+        allowed = dataclasses.replace(case.manifest, half_precision=True)
+        precision, check = choose_precision(allowed, pictures, make)
+        assert check is not None
+        assert check.spread
+        assert (precision is Precision.FLOAT16) == check.passed
 
 
 def test_pictures_to_scores_without_leaving_the_gpu(cupy: Any, models_folder: Path, closing: list[CudaBackend]) -> None:
@@ -157,10 +171,8 @@ def torch_files(models_folder: Path, cupy: Any, tmp_path_factory: pytest.TempPat
     module = torch_module(torch, case.path, case.manifest.outputs)
     example = torch.from_numpy(case.tensors[:2].copy())
     folder = tmp_path_factory.mktemp("torch")
-    with torch.no_grad():
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},))
-        torch.export.save(program, str(folder / "program.pt2"))
-        torch.jit.trace(module, example).save(str(folder / "script.pt"))
+    save_program(torch, module, example, folder / "program.pt2")
+    save_script(torch, module, example, folder / "script.pt")
     return {"torch": folder / "program.pt2", "script": folder / "script.pt"}
 
 

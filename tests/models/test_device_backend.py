@@ -121,6 +121,20 @@ def test_results_stay_until_they_are_released(cupy: FakeCupy) -> None:
     backend.launch(CANVASES[0], 2)
 
 
+def test_a_run_that_fails_holds_nothing(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make(cupy, results=1)
+
+    def fail(self: SumNetwork) -> None:
+        raise RuntimeError("out of order")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SumNetwork, "enqueue", fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="out of order"):
+                backend.launch(CANVASES[0], 2)
+    backend.launch(CANVASES[0], 2).release()
+
+
 def test_float16_is_what_the_input_is_made_in(cupy: FakeCupy) -> None:
     backend = make(cupy, precision=Precision.FLOAT16)
     assert backend.dtype == np.float16
