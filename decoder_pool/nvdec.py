@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
 from decoder_pool.key import DecoderKey
@@ -25,15 +24,15 @@ from decoder_pool.nvdec_software import SoftwareDecoding
 from decoder_pool.nvdec_stdout import StdoutWatch
 from decoder_pool.nvdec_stream import Bounds, HardwareStream, StreamPlan
 from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
+from decoder_pool.nvdec_thread import Step, StepThread
 from decoder_pool.nvdec_upload import Uploader
-from decoder_pool.nvdec_warm import warm_clips
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError
 from keyglance.video import StreamConfig
 
-T = TypeVar("T")
-
 _DEPTHS = (8, 10, 12)
+#: Codecs whose damaged pictures the hardware tells (measured: H.264 and HEVC; nothing is ever said of the others).
+_DAMAGE_TOLD = frozenset(("h264", "hevc"))
 _REMEMBERED = 256  # refusals kept by configuration
 
 
@@ -61,7 +60,9 @@ class NvdecFactory:
     """Makes `nvdec` decoders of one GPU. `watch` is installed by whoever made it, before the first decoder starts.
 
     `size_classes` are those of the pool, ascending: a decoder of a class takes pictures of both orientations up to it.
-    `software` decodes what hardware cannot; without it such samples have no picture.
+    `software` decodes what hardware cannot; without it such samples have no picture. `damage_untold` are the codecs that are
+    decoded here although the hardware says nothing of damaged pictures. VP8, VP9 and AV1 have no redundancy by which
+    software would find most of it either; of MPEG-1, MPEG-2 and MPEG-4 pictures software finds it, so they are left to it.
     """
 
     kind = "nvdec"
@@ -76,6 +77,7 @@ class NvdecFactory:
         watch: StdoutWatch,
         size_classes: Sequence[int],
         software: SoftwareDecoding | None = None,
+        damage_untold: Collection[str] = ("av1", "vp8", "vp9"),
         limits: NvdecLimits | None = None,
     ) -> None:
         self._gpu = gpu
@@ -89,6 +91,7 @@ class NvdecFactory:
         self.capabilities: Mapping[tuple[str, int, str], Bounds] = {
             (codec, depth, chroma): bounds
             for codec in CODECS
+            if codec in _DAMAGE_TOLD or codec in damage_untold
             for depth in _DEPTHS
             for chroma in CHROMA_FORMATS
             if (bounds := gpu.bounds(codec, depth, chroma)) is not None
@@ -133,6 +136,8 @@ class NvdecFactory:
 
     def _refusal(self, config: StreamConfig) -> str | None:
         driver = self.capabilities.get((config.codec, config.bit_depth, config.chroma_format))
+        if driver is None and self._gpu.bounds(config.codec, config.bit_depth, config.chroma_format) is not None:
+            return f"this GPU decodes {config.codec}, but does not tell damaged pictures: software does"
         if driver is None:
             return f"{config.codec} with {config.bit_depth} bits of {config.chroma_format} is not decoded by this GPU"
         bounds = bounds_of_key(DecoderKey.of(config, self._size_classes), driver)
@@ -177,11 +182,11 @@ class NvdecDecoder:
         self._plan = plan
         self._limits = limits
         self._name = name
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._thread = StepThread(name)
         self._configured: StreamConfig | None = None
         self._stream: HardwareStream | None = None
-        self._unfit = ""
-        self._work: asyncio.Future[Any] | None = None
+        self._found = StreamPlan(None)
+        self._work: Step | None = None
         self._units = 0
         self._broken = ""
         self._started = False
@@ -199,7 +204,7 @@ class NvdecDecoder:
     @property
     def settled(self) -> bool:
         """As `Decoder.settled`."""
-        return self._started and not self._broken and (self._work is None or self._work.done())
+        return self._started and not self._broken and (self._work is None or self._work.done)
 
     async def start(self) -> None:
         """As `Decoder.start`: decodes a tiny clip of its codec in two sizes, so that the hardware's session is there and has
@@ -209,17 +214,16 @@ class NvdecDecoder:
         self._started = True
 
     async def configure(self, config: StreamConfig) -> bool:
-        """As `Decoder.configure`. A stream whose headers do not fit is not refused here: its samples go to software."""
+        """As `Decoder.configure`. The hardware is told with the first packet, in one step on the decoder's thread. A stream
+        whose headers do not fit is not refused here: its samples go to software.
+        """
         await self._idle()
         if config == self._configured:
             return False
-        self._configured, self._stream = None, None
-        plan = self._plan(config, self._bounds)
-        self._unfit, surface, changed = plan.unfit, plan.surface, False
-        if surface is not None and surface != self._session.announced:
-            changed = await self._call(functools.partial(self._session.announce, surface))
+        self._configured = self._stream = None
+        self._found = self._plan(config, self._bounds)
         self._configured = config
-        return changed
+        return self._found.surface is None or self._found.surface != self._session.announced
 
     async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
         """As `Decoder.decode`."""
@@ -228,9 +232,9 @@ class NvdecDecoder:
         await self._idle()
         self._units += 1
         mine = self._units
-        missing = dict.fromkeys(unit.wanted, self._unfit)
+        missing = dict.fromkeys(unit.wanted, self._found.unfit)
         damaged: set[int] = set()
-        if not self._unfit:
+        if not self._found.unfit:
             run = HardwareRun(self._session, functools.partial(self._opened, config), unit, packets)
             async with aclosing(self._pictures(run, config)) as pictures:
                 async for decoded in pictures:
@@ -252,8 +256,7 @@ class NvdecDecoder:
         if self._broken:
             raise DecoderBroken(self._broken)
         if self._work is not None:
-            await asyncio.wait([self._work], timeout=self._limits.settle_seconds)
-            if not self._work.done():
+            if not await self._work.wait(self._limits.settle_seconds):
                 raise self._break(f"{self._name}: a cancelled step still goes on after {self._limits.settle_seconds} s")
             self._seen(self._work)
 
@@ -263,8 +266,8 @@ class NvdecDecoder:
         self._broken = self._broken or f"{self._name} is closed"
         with contextlib.suppress(RuntimeError):  # closed before
             closing = self._thread.submit(self._session.close)
-            self._thread.shutdown(wait=False)
-            await asyncio.wait([asyncio.wrap_future(closing)], timeout=self._limits.step_seconds)
+            self._thread.close()
+            await closing.wait(self._limits.step_seconds)
 
     def __repr__(self) -> str:
         config = self._configured
@@ -274,23 +277,19 @@ class NvdecDecoder:
     def _opened(self, config: StreamConfig) -> HardwareStream:
         """The stream's headers, kept from unit to unit: parameter sets in samples hold for later ones."""
         if self._stream is None:
-            self._stream = HardwareStream(config, self._bounds)
+            self._stream = HardwareStream(config, self._bounds, self._found)
         return self._stream
 
     def _warm_up(self) -> None:
         self._session.open()
-        for data, width, height in warm_clips(self._key.codec, self._key.bit_depth, self._key.chroma_format):
-            self._session.announce(Surface(width, height, self._key.bit_depth, self._key.chroma_format))
-            answer = self._session.feed(data)
-            if len(answer.frames) != 1 or answer.damaged:
-                raise RuntimeError(f"the warm-up clip of {self._key.codec} gave {len(answer.frames)} pictures instead of one")
+        self._session.warm_up()
 
     async def _pictures(self, run: HardwareRun, config: StreamConfig) -> AsyncGenerator[Decoded, None]:
         """What hardware finds of the unit, each picture in a slot that is held until the next one is asked for."""
         slot: Slot | None = None
         try:
             while not run.done:
-                if slot is None and (surface := self._session.announced) is not None:
+                if slot is None and (surface := self._found.surface or self._session.announced) is not None:
                     slot = await self._arena.lease(surface.size)
                 step = await self._call(functools.partial(run.advance, slot), stop=run.stop, hold=slot)
                 if isinstance(step, Room):
@@ -358,40 +357,40 @@ class NvdecDecoder:
 
     async def _call(
         self,
-        step: Callable[[], T],
+        step: Callable[[], Any],
         *,
         seconds: float | None = None,
         stop: Callable[[], None] | None = None,
         hold: Slot | None = None,
-    ) -> T:
+    ) -> Any:
         """Runs a step on the decoder's thread. When cancelled, `stop` is called, the step goes on to its end (until then the
         decoder is not settled), and `hold` is not given back before.
         """
         if self._broken:
             raise DecoderBroken(self._broken)
-        work = asyncio.get_running_loop().run_in_executor(self._thread, step)
-        self._work = work
+        work = self._work = self._thread.submit(step)
+        patience = seconds or self._limits.step_seconds
         try:
-            done, _ = await asyncio.wait([work], timeout=seconds or self._limits.step_seconds)
+            done = await work.wait(patience)
         except asyncio.CancelledError:
             if stop is not None:
                 stop()
-            if hold is not None and not work.done():
+            if hold is not None:
                 hold.retain()
-                work.add_done_callback(lambda _: hold.release())
+                work.then(hold.release)
             raise
         if not done:
-            raise self._break(f"{self._name}: the GPU did not answer within {seconds or self._limits.step_seconds} s")
+            raise self._break(f"{self._name}: the GPU did not answer within {patience} s")
         return self._seen(work)
 
     async def _idle(self) -> None:
         """Waits for what a cancelled call left running; raises where the decoder is broken."""
         if self._broken:
             raise DecoderBroken(self._broken)
-        if self._work is not None and not self._work.done():
+        if self._work is not None and not self._work.done:
             await self.settle()
 
-    def _seen(self, work: asyncio.Future[T]) -> T:
+    def _seen(self, work: Step) -> Any:
         """The result of a step; whatever the library or CUDA raised in it breaks the decoder."""
         try:
             return work.result()

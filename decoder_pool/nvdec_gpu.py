@@ -9,15 +9,15 @@ import contextlib
 import ctypes
 import importlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec_arena import Slot
 from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds
+from decoder_pool.nvdec_stream import Bounds, Sequence
 from decoder_pool.nvdec_surface import Surface
+from decoder_pool.nvdec_warm import warm_clips
 
 #: PyNvVideoCodec's names of codecs (`cudaVideoCodec`), by FFmpeg's.
 CODECS = {
@@ -100,7 +100,7 @@ def bounds_of_key(key: DecoderKey, driver: Bounds) -> Bounds:
 class Answer:
     """What one packet gave: frames of the library, valid until the next packet, and whether it told damage."""
 
-    frames: Sequence[Any]
+    frames: list[Any]
     damaged: bool
 
 
@@ -117,6 +117,8 @@ class HardwareSession:
         self._watch = watch
         self._stream: Any = None
         self._decoder: Any = None
+        self._clips = warm_clips(key.codec, key.bit_depth, key.chroma_format)
+        self._sequence: Sequence | None = None
         self.announced: Surface | None = None
 
     def open(self) -> None:
@@ -135,14 +137,38 @@ class HardwareSession:
             latency=codec.DisplayDecodeLatencyType.ZERO,
         )
 
-    def announce(self, surface: Surface) -> bool:
-        """Sets it to another size, to be found in the next sequence header. Returns whether that was another one."""
-        if surface == self.announced:
+    def warm_up(self) -> None:
+        """Decodes the tiny clips of its format (`nvdec_warm`), if there are any."""
+        for data, width, height in self._clips:
+            self._visit(data, width, height)
+
+    def follow(self, surface: Surface, sequence: Sequence) -> bool:
+        """Sets it to what the next sequence header says. Returns whether that was something else.
+
+        The library does not reconfigure its decoder where only cropping, or the number of reference pictures, changes: then
+        pictures come out wrong, without a word, or the call raises. So it visits another size on the way.
+        """
+        if surface == self.announced and sequence == self._sequence:
             return False
+        if self._sequence is not None and sequence.coded == self._sequence.coded:
+            away = next(((d, w, h) for d, w, h in self._clips if (w, h) != sequence.coded), None)
+            if away is not None:
+                self._visit(*away)
+        self._announce(surface)
+        self._sequence = sequence
+        return True
+
+    def _visit(self, data: bytes, width: int, height: int) -> None:
+        self._announce(Surface(width, height, self._key.bit_depth, self._key.chroma_format))
+        self._sequence = Sequence((width, height))
+        frames = self._decode(data, _END_OF_PICTURE)
+        if len(frames) != 1:
+            raise RuntimeError(f"the warm-up clip of {self._key.codec} gave {len(frames)} pictures instead of one")
+
+    def _announce(self, surface: Surface) -> None:
         if self.announced is not None:  # the first sequence header makes the session, of whatever size
             self._decoder.setReconfigParams(surface.width, surface.height)
         self.announced = surface
-        return True
 
     def reset(self) -> None:
         """Ends the stream, so that no later picture is predicted from an earlier one."""
@@ -164,9 +190,14 @@ class HardwareSession:
             self._stream.wait_event(event)
         copy = self._gpu.cupy.cuda.runtime.memcpyAsync
         target = slot.memory.data.ptr
-        for view, size in zip(views, surface.sizes, strict=True):
-            copy(target, view["data"][0], size, _DEVICE_TO_DEVICE, self._stream.ptr)
-            target += size
+        starts = [view["data"][0] for view in views]
+        sizes = surface.sizes
+        if starts == [starts[0] + sum(sizes[:number]) for number in range(len(sizes))]:  # one piece, as it is in fact
+            copy(target, starts[0], surface.size, _DEVICE_TO_DEVICE, self._stream.ptr)
+        else:
+            for start, size in zip(starts, sizes, strict=True):
+                copy(target, start, size, _DEVICE_TO_DEVICE, self._stream.ptr)
+                target += size
         self._stream.synchronize()
 
     def close(self) -> None:
@@ -175,7 +206,7 @@ class HardwareSession:
             self._decoder = None
             self._stream = None
 
-    def _decode(self, data: bytes, flag: int) -> Sequence[Any]:
+    def _decode(self, data: bytes, flag: int) -> list[Any]:
         packet = self._gpu.codec.PacketData()
         held = ctypes.c_char_p(data)  # keeps the bytes alive over the call
         packet.bsl_data = ctypes.cast(held, ctypes.c_void_p).value

@@ -49,6 +49,7 @@ class HardwareRun:
         self._left = set(unit.wanted)
         self._packets = iter(unit.packets[: len(unit.packets) - unit.spare])
         self._waiting: tuple[Packet, Feed] | None = None
+        self._payload = b""  # of the first packet, once it is read
         self._fed = 0
         self._tainted = self._stopped = False
         self.reasons: dict[int, str] = {}
@@ -94,13 +95,14 @@ class HardwareRun:
 
     def _begin(self) -> None:
         self._stream = self._open()
-        first = self._unit.packets[0]
-        if self._stream.begin(self._unit, self._read(first)) is not SampleKind.IDR:
+        self._payload = self._read(self._unit.packets[0])
+        if self._stream.begin(self._unit, self._payload) is not SampleKind.IDR:
             self._session.reset()
 
     def _prepare(self, packet: Packet) -> None:
         announced = self._session.announced if self._fed else None
-        feed = self._stream.feed(self._read(packet), key=packet.key, announced=announced)
+        payload, self._payload = self._payload or self._read(packet), b""
+        feed = self._stream.feed(payload, key=packet.key, announced=announced)
         if feed is not None:
             self._waiting = packet, feed
         elif packet.sample in self._left:
@@ -109,7 +111,7 @@ class HardwareRun:
 
     def _feed(self, packet: Packet, feed: Feed, slot: Slot | None) -> bool:
         """Feeds one packet; whether its picture was wanted, is good, and is now in the slot."""
-        self._session.announce(feed.surface)
+        self._session.follow(feed.surface, feed.sequence)
         answer = self._session.feed(feed.data)
         self._fed += 1
         pictures = answer.frames

@@ -8,7 +8,8 @@ headers are read here, in memory-safe code, before it gets there. Raises `Unfit`
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from decoder_pool.decoder import DecodeUnit
@@ -24,6 +25,10 @@ _CODE = b"\0\0\1"
 _START_CODE = b"\0\0\0\1"
 _PLANE = b"\0\0\1\xb6"  # vop_start_code of MPEG-4 part 2
 _UNITS = 1024  # of one packet; a picture of 4096x4096 in slices of one row of macroblocks has 256
+_IDR_FACTS = SampleFacts(SampleKind.IDR)
+# nal_unit_type (H.264, table 7-1; H.265, table 7-1): IDR slices; SEI, delimiters, ends, filler.
+_IDR_H264, _HARMLESS_H264 = (5,), (6, 9, 10, 11, 12)
+_IDR_HEVC, _HARMLESS_HEVC = (19, 20), (35, 36, 37, 38, 39, 40)
 _NAL_CODECS = ("h264", "hevc")
 _INTERLACED_AS_TOLD = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 _RASL = (8, 9)  # HEVC nal_unit_type of leading pictures that refer to pictures before a random access point (H.265, table 7-1)
@@ -55,6 +60,16 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Sequence:
+    """What a run of pictures has in common, as far as a decoder has to be set to it: the size before cropping, and the
+    sequence parameter sets, by which it may need more surfaces.
+    """
+
+    coded: tuple[int, int]
+    parameter_sets: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """One packet as the decoder takes it, what it holds, the surface that its picture will be, and the part of it (width,
     height) that is to be shown.
@@ -64,6 +79,7 @@ class Feed:
     facts: SampleFacts
     surface: Surface
     crop: tuple[int, int]
+    sequence: Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +88,23 @@ class StreamPlan:
 
     surface: Surface | None
     unfit: str = ""
+    #: The part of the surface to be shown.
+    crop: tuple[int, int] = (0, 0)
+    #: With the parameter sets that fit: they need no second look.
+    sequence: Sequence = Sequence((0, 0))
+    #: Whether the configuration record has one sequence parameter set only, so that every picture without others in its
+    #: packet is of that.
+    single: bool = False
 
     @classmethod
     def of(cls, config: StreamConfig, bounds: Bounds) -> StreamPlan:
         """For a decoder of `bounds`."""
         try:
-            return cls(HardwareStream(config, bounds).surface())
+            stream = HardwareStream(config, bounds)
+            surface = stream.surface()
+            crop = stream._crop(surface, stream._headers.describe()) if surface is not None else (0, 0)
+            single = surface is not None and sum(map(stream._is_sequence, stream._record.units)) == 1
+            return cls(surface, "", crop, stream._sequence(stream._headers.describe()), single)
         except Unfit as unfit:
             return cls(None, str(unfit))
 
@@ -85,20 +112,26 @@ class StreamPlan:
 class HardwareStream:
     """One stream set on a decoder of `bounds`."""
 
-    def __init__(self, config: StreamConfig, bounds: Bounds) -> None:
+    def __init__(self, config: StreamConfig, bounds: Bounds, plan: StreamPlan | None = None) -> None:
         self._config = config
         self._bounds = bounds
-        # Without the container's size, so that the size is the bitstream's own: the one that has to be announced.
-        self._headers = StreamHeaders(replace(config, width=0, height=0))
+        self._plan = plan
         self._record = _record(config)
-        self._checked: set[bytes] = set()
+        self._checked: set[bytes] = set(plan.sequence.parameter_sets if plan is not None else ())
         self._skipping_leading = self._started = False
-        self._check_record()
+        self._first: SampleFacts | Feed | None = None  # of the packet that `begin` has looked at
+        if plan is None:
+            self._check_record()
 
     @property
     def codec(self) -> str:
         """FFmpeg's name."""
         return self._config.codec
+
+    @functools.cached_property
+    def _headers(self) -> StreamHeaders:
+        # Without the container's size, so that the size is the bitstream's own: the one that has to be announced.
+        return StreamHeaders(replace(self._config, width=0, height=0))
 
     def surface(self) -> Surface | None:
         """The pictures by the headers read so far, None where there were none."""
@@ -109,8 +142,12 @@ class HardwareStream:
 
     def begin(self, unit: DecodeUnit, first: bytes) -> SampleKind:
         """What a unit that starts with this payload starts with; Unfit where that may need a picture before it."""
-        facts = self._headers.kind(first)
         self._started = False
+        self._first = self._plain_idr(first)
+        if self._first is not None:
+            self._skipping_leading = False
+            return SampleKind.IDR
+        self._first = facts = self._headers.kind(first)
         self._skipping_leading = facts.kind in (SampleKind.CRA, SampleKind.BLA)
         if not facts.kind.intra:
             raise Unfit(f"the first sample holds no picture that is known to decode alone ({facts.kind.value})")
@@ -127,7 +164,11 @@ class HardwareStream:
 
         `announced` is what the decoder is set to: in the middle of a run of predicted pictures it has to stay.
         """
-        facts = self._headers.kind(payload)
+        first, self._first = self._first, None
+        if isinstance(first, Feed):
+            self._started = True
+            return first
+        facts = first or self._headers.kind(payload)
         if self._skipping_leading and self._started:
             if self._leading(payload):
                 return None
@@ -142,7 +183,30 @@ class HardwareStream:
         surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
         if announced is not None and surface != announced and not facts.kind.intra:
             raise Unfit(f"the size changes to {surface.width}x{surface.height} at a predicted picture")
-        return Feed(data, facts, surface, self._crop(surface, told))
+        return Feed(data, facts, surface, self._crop(surface, told), self._sequence(told))
+
+    def _plain_idr(self, payload: bytes) -> Feed | None:
+        """The usual first packet, recognised at a glance: an IDR picture by the only parameter sets there are."""
+        plan, size = self._plan, self._record.length_size
+        if plan is None or plan.surface is None or not plan.single or not size:
+            return None
+        h264 = self._config.codec == "h264"
+        parts, at, coded = [_START_CODE + unit for unit in self._record.units], 0, False
+        while at + size < len(payload) and len(parts) < _UNITS:
+            length = int.from_bytes(payload[at : at + size], "big")
+            at += size
+            kind = payload[at] & 31 if h264 else payload[at] >> 1 & 63
+            if kind in (_IDR_H264 if h264 else _IDR_HEVC):
+                coded = True
+            elif kind not in (_HARMLESS_H264 if h264 else _HARMLESS_HEVC):
+                return None
+            parts += (_START_CODE, payload[at : at + length])
+            at += length
+        data = b"".join(parts)
+        units = (len(parts) + len(self._record.units)) // 2  # more start codes than that are hidden inside units
+        if not coded or at != len(payload) or sum(1 for _ in _units(data)) != units:
+            return None
+        return Feed(data, _IDR_FACTS, plan.surface, plan.crop, plan.sequence)
 
     def _check_record(self) -> None:
         """Whether the codec configuration record, by itself, describes pictures that fit."""
@@ -152,6 +216,9 @@ class HardwareStream:
         told = self._headers.describe()
         if told.coded_width:
             self._check(told)
+
+    def _sequence(self, told: Described) -> Sequence:
+        return Sequence((told.coded_width, told.coded_height), frozenset(self._checked))
 
     def _crop(self, surface: Surface, told: Described) -> tuple[int, int]:
         """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""
@@ -171,6 +238,8 @@ class HardwareStream:
             raise Unfit(f"surfaces of {config.chroma_format} are not known")
         if self._config.codec in _INTERLACED_AS_TOLD and told.interlaced is not False:
             raise Unfit("pictures may be interlaced: the driver would mix fields with those of pictures before")
+        if config.chroma_format == "420" and (config.width % 2 or config.height % 2):
+            raise Unfit(f"pictures of {config.width}x{config.height}: the driver scales odd sizes to even ones")
         if reason := self._bounds.refusal(told.coded_width, told.coded_height):
             raise Unfit(reason)
 
@@ -251,13 +320,19 @@ def _with_start_codes(payload: bytes, size: int) -> Iterator[bytes]:
     raise Unfit(f"a packet of more than {_UNITS} NAL units")
 
 
+@functools.cache
+def _memmem() -> Callable[[int, int, bytes, int], int | None]:
+    find = ctypes.CDLL(None).memmem
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    return find
+
+
 def _units(data: bytes) -> Iterator[bytes]:
     """The beginning of each unit behind a start code, wherever it lies: the decoder looks for them in the same way.
 
     By the C library's `memmem`: it lets other threads run meanwhile, and `bytes.find` is twice as slow on this.
     """
-    find = ctypes.CDLL(None).memmem
-    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    find = _memmem()
     begin = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     at = 0
     for _ in range(_UNITS):

@@ -27,9 +27,10 @@ FORMATS = (
     ("mpeg2video", 8, "420", "mpeg2video", "yuv420p"),
     ("mpeg4", 8, "420", "mpeg4", "yuv420p"),
 )
+#: With as many reference pictures as the codec allows: a decoder keeps the number of surfaces that it was made with.
 OPTIONS = {
-    "libx264": {"tune": "zerolatency", "bf": "0"},
-    "libx265": {"x265-params": "log-level=none:info=0:pools=1:bframes=0"},
+    "libx264": {"tune": "zerolatency", "bf": "0", "refs": "16"},
+    "libx265": {"x265-params": "log-level=none:info=0:pools=1:bframes=0:ref=16"},
     "libsvtav1": {"preset": "12"},
 }
 

@@ -347,7 +347,13 @@ def test_refusals_name_what_is_wrong(factory: NvdecFactory) -> None:
     assert "10 bits" in (factory.refuses(replace(fine, bit_depth=10)) or "")
     assert "larger than 4096x4096" in (factory.refuses(replace(fine, width=4112, height=4000)) or "")
     assert "largest slot" in (factory.refuses(replace(fine, width=4000, height=4000)) or "")
-    assert "larger than 1440x1440" in (factory.refuses(replace(fine, codec="mpeg4", width=1920, height=1088)) or "")
+    assert "does not tell damaged pictures" in (factory.refuses(replace(fine, codec="mpeg4")) or "")
+    told = NvdecFactory(factory._gpu, arena=factory.arena, watch=factory._watch, size_classes=CLASSES, damage_untold=("mpeg4",))
+    assert told.refuses(replace(fine, codec="mpeg4")) is None
+    assert "larger than 1440x1440" in (told.refuses(replace(fine, codec="mpeg4", width=1920, height=1088)) or "")
+    assert "av1" not in told.codecs()
+    told.close()
+    assert "odd sizes" in (factory.refuses(encode("libvpx-vp9", size=(175, 143), container="webm").config) or "odd sizes")
     interlaced = encode("libx264", size=(320, 192), options=H264 | {"x264-params": "interlaced=1"}, container="mp4")
     assert "interlaced" in (factory.refuses(interlaced.config) or "")
 
