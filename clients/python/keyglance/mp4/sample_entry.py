@@ -15,6 +15,8 @@ _FIXED = 78
 #: Sample entries of one track that are read; more make no sense.
 MOST_ENTRIES = 1024
 _LARGEST_RECORD = 1 << 20
+#: An entry is as much work as so many boxes of other kinds.
+_WORK = 5
 #: 'tenc' as PIFF 1.1 spells it (5.3.3).
 _PIFF_TENC = bytes.fromhex("8974dbce7be74c5184f97148f9882554")
 
@@ -49,6 +51,7 @@ def read_entries(boxes: Boxes, stsd: Box) -> list[SampleEntry]:
 
 
 def _entry(boxes: Boxes, box: Box) -> SampleEntry:
+    boxes.budget.box(_WORK)
     fixed = boxes.read(box, _FIXED)
     if len(fixed) < _FIXED:
         return SampleEntry(box.kind, "", 0, 0, b"", Facts(), 1)
