@@ -10,13 +10,18 @@ from __future__ import annotations
 import argparse
 import bisect
 import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import multiprocessing
 import os
 import random
 import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -325,6 +330,17 @@ class Figures:
     slowest_input: int = -1
     over_a_second: int = 0
     reading_seconds: float = 0.0
+    memory_mib: float = 0.0
+
+    def add(self, more: Figures) -> None:
+        """Takes in the figures of another part of the run."""
+        self.outcomes += more.outcomes
+        self.failures += more.failures
+        if more.slowest_ms > self.slowest_ms:
+            self.slowest_ms, self.slowest_input = more.slowest_ms, more.slowest_input
+        self.over_a_second += more.over_a_second
+        self.reading_seconds += more.reading_seconds
+        self.memory_mib = max(self.memory_mib, more.memory_mib)
 
 
 def run(seeds: Seeds, inputs: int, seed: int, figures: Figures, first: int = 0, kept: Path | None = None) -> None:
@@ -368,37 +384,68 @@ def corpus_files(folder: Path) -> Iterator[bytes]:
                 yield data
 
 
+def gathered(corpus: Path) -> Seeds:
+    """The built files and those of the corpus, if it is there."""
+    seeds = Seeds()
+    for data in built():
+        seeds.add(data)
+    if corpus.is_dir():
+        for data in corpus_files(corpus):
+            seeds.add(data)
+    return seeds
+
+
+@functools.cache
+def _gathered_once(corpus: Path) -> Seeds:
+    return gathered(corpus)
+
+
+def part(corpus: Path, inputs: int, seed: int, first: int, kept: Path | None) -> Figures:
+    """A part of a run, in a process of its own or not; with the memory that the process has afterwards."""
+    figures = Figures()
+    run(_gathered_once(corpus), inputs, seed, figures, first, kept)
+    figures.memory_mib = round(psutil.Process().memory_info().rss / 2**20, 1)
+    return figures
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the exit code is 1 if anything but an index or an error of ours came out."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.fuzz_mp4", description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=Path, default=os.environ.get("KEYGLANCE_CORPUS") or "../shared/corpus")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
     parser.add_argument("--name", default="fuzz_mp4", help="of the JSON file in loadtest/results")
     options = parser.parse_args(arguments)
 
-    seeds = Seeds()
-    for data in built():
-        seeds.add(data)
-    made = len(seeds.trees)
-    if options.corpus.is_dir():
-        for data in corpus_files(options.corpus):
-            seeds.add(data)
-    figures, process = Figures(), psutil.Process()
-    memory, step = [], max(1, options.inputs // 50)
+    made, all_seeds = len(list(built())), len(gathered(options.corpus).trees)
+    figures, memory, step = Figures(), [], max(1, -(-options.inputs // 100))
     begin = time.monotonic()
-    for first in range(0, options.inputs, step):
-        run(seeds, min(step, options.inputs - first), options.seed, figures, first, options.keep)
-        memory.append(round(process.memory_info().rss / 2**20, 1))
-        print(f"\r{first + step:,} of {options.inputs:,}, {len(figures.failures)} failures", end="", file=sys.stderr, flush=True)
+    starts = range(0, options.inputs, step)
+    arguments_of_parts = [
+        (options.corpus, min(step, options.inputs - first), options.seed, first, options.keep) for first in starts
+    ]
+    with contextlib.ExitStack() as stack:
+        parts: Iterable[Figures]
+        if options.jobs == 1:
+            parts = itertools.starmap(part, arguments_of_parts)
+        else:
+            context = multiprocessing.get_context("spawn")
+            processes = stack.enter_context(concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context))
+            parts = processes.map(part, *zip(*arguments_of_parts, strict=True))
+        for number, found in enumerate(parts, 1):
+            figures.add(found)
+            memory.append(found.memory_mib)
+            done = f"{min(options.inputs, number * step):,} of {options.inputs:,}"
+            print(f"\r{done}, {len(figures.failures)} failures", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     path = report.write(
         options.name,
         {
             "inputs": options.inputs,
             "seed": options.seed,
-            "seeds": {"built": made, "corpus": len(seeds.trees) - made},
+            "seeds": {"built": made, "corpus": all_seeds - made},
             "outcomes": dict(figures.outcomes.most_common()),
             "failures": len(figures.failures),
             "first_failures": figures.failures[:20],
