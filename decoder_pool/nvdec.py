@@ -189,7 +189,7 @@ class NvdecDecoder:
         self._work: Step | None = None
         self._units = 0
         self._broken = ""
-        self._started = False
+        self._started = self._closed = False
 
     @property
     def key(self) -> DecoderKey:
@@ -226,22 +226,29 @@ class NvdecDecoder:
         return self._found.surface is None or self._found.surface != self._session.announced
 
     async def decode(self, unit: DecodeUnit, packets: SharedBytes) -> AsyncGenerator[Decoded, None]:
-        """As `Decoder.decode`."""
+        """As `Decoder.decode`. Where there is software, it takes over from a decoder that breaks: that one is not settled
+        any more and gets replaced once its lease has ended, and the call does not fail.
+        """
         if (config := self._configured) is None:
             raise RuntimeError(f"{self!r} is not configured")
-        await self._idle()
         self._units += 1
         mine = self._units
         missing = dict.fromkeys(unit.wanted, self._found.unfit)
         damaged: set[int] = set()
         if not self._found.unfit:
             run = HardwareRun(self._session, functools.partial(self._opened, config), unit, packets)
-            async with aclosing(self._pictures(run, config)) as pictures:
-                async for decoded in pictures:
-                    del missing[decoded.sample]
-                    yield decoded
-                    if self._units != mine:
-                        raise RuntimeError(f"{self!r} was asked for the next picture of a unit that is no longer its own")
+            try:
+                await self._idle()
+                async with aclosing(self._pictures(run, config)) as pictures:
+                    async for decoded in pictures:
+                        del missing[decoded.sample]
+                        yield decoded
+                        if self._units != mine:
+                            raise RuntimeError(f"{self!r} was asked for the next picture of a unit that is no longer its own")
+            except DecoderBroken as broken:
+                if self._software is None or self._closed:
+                    raise
+                missing = dict.fromkeys(missing, str(broken))
             missing.update({sample: why for sample, why in run.reasons.items() if sample in missing})
             damaged = run.damaged & missing.keys()
         if not missing:
@@ -263,6 +270,7 @@ class NvdecDecoder:
     async def close(self) -> None:
         """As `Decoder.close`."""
         self._units += 1
+        self._closed = True
         self._broken = self._broken or f"{self._name} is closed"
         with contextlib.suppress(RuntimeError):  # closed before
             closing = self._thread.submit(self._session.close)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from decoder_pool.decoder import DecodeUnit
 from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
 from keyglance.bitstream import Described, SampleFacts, SampleKind, StreamHeaders
-from keyglance.bitstream.bits import BitstreamError
+from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record, av1c, avcc, decoder_specific_info, hvcc
 from keyglance.bitstream.facts import aligned
-from keyglance.bitstream.nal import form_of
+from keyglance.bitstream.nal import form_of, unescaped
 from keyglance.video import StreamConfig
 
 _CODE = b"\0\0\1"
@@ -29,6 +29,7 @@ _IDR_FACTS = SampleFacts(SampleKind.IDR)
 # nal_unit_type (H.264, table 7-1; H.265, table 7-1): IDR slices; SEI, delimiters, ends, filler.
 _IDR_H264, _HARMLESS_H264 = (5,), (6, 9, 10, 11, 12)
 _IDR_HEVC, _HARMLESS_HEVC = (19, 20), (35, 36, 37, 38, 39, 40)
+_INTRA_SLICES = (2, 4)  # slice_type modulo 5: I and SI, the only ones of an IDR picture
 _NAL_CODECS = ("h264", "hevc")
 _INTERLACED_AS_TOLD = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 _RASL = (8, 9)  # HEVC nal_unit_type of leading pictures that refer to pictures before a random access point (H.265, table 7-1)
@@ -197,6 +198,8 @@ class HardwareStream:
             at += size
             kind = payload[at] & 31 if h264 else payload[at] >> 1 & 63
             if kind in (_IDR_H264 if h264 else _IDR_HEVC):
+                if not coded and not self._starts_picture(payload[at : at + 64]):
+                    raise Unfit("a slice that starts no picture, or of a picture parameter set that is not there")
                 coded = True
             elif kind not in (_HARMLESS_H264 if h264 else _HARMLESS_HEVC):
                 return None
@@ -207,6 +210,31 @@ class HardwareStream:
         if not coded or at != len(payload) or sum(1 for _ in _units(data)) != units:
             return None
         return Feed(data, _IDR_FACTS, plan.surface, plan.crop, plan.sequence)
+
+    def _starts_picture(self, unit: bytes) -> bool:
+        """Whether a slice is the first of its picture and has a picture parameter set (H.264, 7.3.3; H.265, 7.3.6.1)."""
+        h264 = self._config.codec == "h264"
+        try:
+            bits = BitReader(unescaped(unit)[1 if h264 else 2 :])
+            if h264:
+                first = bits.ue() == 0 and bits.ue(9) % 5 in _INTRA_SLICES
+            else:
+                first = bits.flag()
+                bits.skip(1)
+            return first and bits.ue(255) in self._picture_sets
+        except BitstreamError:
+            return False
+
+    @functools.cached_property
+    def _picture_sets(self) -> frozenset[int]:
+        """The numbers of the picture parameter sets in the configuration record."""
+        numbers = set()
+        for unit in self._record.units:
+            if self._config.codec == "h264" and unit[0] & 31 == 8:
+                numbers.add(BitReader(unescaped(unit[:16])[1:]).ue(255))
+            elif self._config.codec == "hevc" and unit[0] >> 1 & 63 == 34:
+                numbers.add(BitReader(unescaped(unit[:16])[2:]).ue(63))
+        return frozenset(numbers)
 
     def _check_record(self) -> None:
         """Whether the codec configuration record, by itself, describes pictures that fit."""

@@ -13,13 +13,13 @@ import pytest
 
 from decoder_pool.assignment import Outcome
 from decoder_pool.cpu import CpuFactory
-from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
+from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec import NvdecDecoder, NvdecFactory, NvdecLimits, arena_slots
 from decoder_pool.nvdec_arena import FrameArena
 from decoder_pool.nvdec_software import PooledSoftware
 from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds, HardwareStream, Unfit
+from decoder_pool.nvdec_stream import Bounds, HardwareStream, StreamPlan, Unfit
 from decoder_pool.pool import DecoderPool
 from keyglance.video import StreamConfig
 from tests.decoder_pool.encoded import Clip, encode
@@ -257,6 +257,64 @@ async def test_what_the_library_raises_breaks_the_decoder_and_the_pool_replaces_
         lease.release()
     assert pool.snapshot().counters.broken == 1
     await pool.close()
+
+
+async def test_software_takes_over_from_a_decoder_that_breaks(watch: StdoutWatch) -> None:
+    gpu = fake_gpu()
+    arena = FrameArena(arena_slots(CLASSES, (2, 2)), gpu.cupy.empty)
+    software = DecoderPool(factory=CpuFactory(), limit=1, size_classes=CLASSES)
+    factory = NvdecFactory(gpu, arena=arena, watch=watch, size_classes=CLASSES, software=PooledSoftware(software))
+    clip = h264((320, 180))
+    key = DecoderKey.of(clip.config, CLASSES)
+    pool = DecoderPool(factory=factory, limit=1, size_classes=CLASSES, warm={key: 1})
+    await pool.start()
+    data, packets = clip.packed()
+    with data:
+        for in_software in (True, False):
+            (lease,) = await pool.lease(clip.config, deadline=time.monotonic() + 5)
+            gpu.codec.decoders[-1].broken = in_software
+            async with lease:
+                for sample in (0, 1):
+                    ((one, planes),) = (await all_of(lease.decoder, clip.alone(packets, sample), data)).values()  # type: ignore[arg-type]
+                    assert one.in_software is in_software
+                    assert ("returned error 1" in one.detail) is in_software
+                    assert same(planes, nv12(clip.pictures[sample]))
+    assert pool.snapshot().counters.broken == 1
+    await pool.close()
+    await software.close()
+    factory.close()
+    assert arena.snapshot().free == arena.snapshot().slots
+
+
+@pytest.mark.parametrize("slice_bytes", [bytes(range(200)), b"\xff" * 200, bytes(200)])
+def test_a_slice_that_starts_no_picture_is_kept_from_the_hardware(slice_bytes: bytes) -> None:
+    clip = h264((320, 180))
+    bounds = Bounds(48, 16, 4096, 4096, 65536)
+    stream = HardwareStream(clip.config, bounds, StreamPlan.of(clip.config, bounds))
+    payload = (1 + len(slice_bytes)).to_bytes(4, "big") + b"\x65" + slice_bytes
+    unit = DecodeUnit((Packet(0, 0, len(payload), True),), (0,))
+    with pytest.raises(Unfit):
+        stream.begin(unit, payload)
+    assert stream.begin(unit, clip.payloads[0]).name == "IDR"
+    feed = stream.feed(clip.payloads[0], key=True, announced=None)
+    slow = HardwareStream(clip.config, bounds)
+    assert slow.begin(unit, clip.payloads[0]).name == "IDR"
+    assert slow.feed(clip.payloads[0], key=True, announced=None) == feed  # what is seen at a glance is what reading finds
+
+
+async def test_streams_that_differ_in_references_only_visit_another_size(factory: NvdecFactory) -> None:
+    few, many = h264((320, 180)), h264((320, 180), refs="16", preset="slow")
+    decoder = await started(factory, few.config)
+    for clip, visits in ((few, 0), (many, 1), (many, 0), (few, 1)):
+        await decoder.configure(clip.config)
+        data, packets = clip.packed()
+        before = len(factory._gpu.codec.calls)
+        with data:
+            ((_, planes),) = (await all_of(decoder, clip.alone(packets, 1), data)).values()
+        assert same(planes, nv12(clip.pictures[1]))
+        calls = [call[0] for call in factory._gpu.codec.calls[before:]]
+        assert calls.count("decode") == 1 + visits
+    await decoder.close()
 
 
 async def test_a_cancelled_picture_leaves_the_decoder_in_sync(factory: NvdecFactory) -> None:
