@@ -31,7 +31,8 @@ def suppress(boxes: NDArray[np.float64], scores: NDArray[np.float32], overlap: f
 
     A box goes where a better one overlaps it by more than `overlap` (intersection over union).
     """
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)  # a detector may give sides of less than nothing
+    area = sides.prod(axis=1)
     waiting = np.argsort(-scores, kind="stable")
     waiting = waiting[area[waiting] > 0]
     kept: list[int] = []

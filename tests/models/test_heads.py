@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -262,6 +262,7 @@ def test_a_class_that_the_detector_lacks_is_an_error() -> None:
         yolo(LabelSpec("a"))
 
 
+@example(np.full((4, 9), -1, np.float32), np.ones((3, 9), np.float32), Placement(-16, -8, 64, 32))  # sides of less than nothing
 @given(
     arrays(np.float32, (4, 9), elements=finite),
     arrays(np.float32, (3, 9), elements=st.floats(0, 1, width=32)),
