@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ _RULE: Colour = (222, 224, 227)
 _CELL: Colour = (236, 237, 239)
 _ACCENT: Colour = (11, 105, 163)
 _VERDICTS: dict[str, Colour] = {"PASS": (22, 128, 74), "REVIEW": (176, 112, 0), "BLOCK": (190, 38, 38)}
+#: Of many regions of one label in a picture only the best get their tag: the others' boxes say enough, and tags would hide them.
+_MOST_TAGS = 3
 #: Boxes of regions, by the order in which labels appear; readable on any picture with the dark line around them.
 _REGION_COLOURS: tuple[Colour, ...] = ((255, 193, 7), (64, 196, 255), (105, 240, 174), (255, 128, 171), (234, 128, 252))
 
@@ -175,7 +178,11 @@ def _draw_picture(
         if inner[0] < inner[2] and inner[1] < inner[3]:
             draw.rectangle(inner, outline=colours[region.label], width=2)
     taken: list[_Box] = []
+    tagged: Counter[str] = Counter()
     for region, box in boxes:  # After all boxes, so that none is drawn over a tag.
+        tagged[region.label] += 1
+        if tagged[region.label] > _MOST_TAGS:
+            continue
         _tag(draw, f"{_drawable(region.label)} {region.score:.2f}", box, bounds, colours[region.label], fonts, taken)
 
 
