@@ -39,6 +39,7 @@ def keyframe(encoder: str, pixels: str, width: int, height: int) -> bytes:
     """One keyframe as an elementary stream, without the encoder's own words."""
     with av.open(io.BytesIO(), "w", format="null") as output:
         stream = output.add_stream(encoder, rate=25, options=OPTIONS.get(encoder, {}))
+        assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 128, np.uint8), "rgb24").reformat(format=pixels)
         frame.pts = 0
