@@ -236,7 +236,8 @@ class NvdecDecoder:
         missing = dict.fromkeys(unit.wanted, self._found.unfit)
         damaged: set[int] = set()
         if not self._found.unfit:
-            run = HardwareRun(self._session, functools.partial(self._opened, config), unit, packets)
+            opened = functools.partial(self._opened, config)
+            run = HardwareRun(self._session, opened, unit, packets, largest=self._arena.largest)
             try:
                 await self._idle()
                 async with aclosing(self._pictures(run, config)) as pictures:
@@ -297,8 +298,9 @@ class NvdecDecoder:
         slot: Slot | None = None
         try:
             while not run.done:
-                if slot is None and (surface := self._found.surface or self._session.announced) is not None:
-                    slot = await self._arena.lease(surface.size)
+                likely = self._found.surface or self._session.announced
+                if slot is None and likely is not None and likely.size <= self._arena.largest:
+                    slot = await self._arena.lease(likely.size)
                 step = await self._call(functools.partial(run.advance, slot), stop=run.stop, hold=slot)
                 if isinstance(step, Room):
                     if slot is not None:

@@ -35,14 +35,23 @@ class Found:
 
 
 class HardwareRun:
-    """`advance` until it says None; then `reasons` has a sentence for each wanted sample without a picture, as far as there
+    """`stream` opens the stream's headers, on the decoder's thread; `largest` is the most bytes that a picture may have.
+
+    `advance` until it says None; then `reasons` has a sentence for each wanted sample without a picture, as far as there
     is one, and `damaged` those whose picture showed damage, its own or that of a picture which it may be predicted from.
     """
 
     def __init__(
-        self, session: HardwareSession, stream: Callable[[], HardwareStream], unit: DecodeUnit, packets: SharedBytes
+        self,
+        session: HardwareSession,
+        stream: Callable[[], HardwareStream],
+        unit: DecodeUnit,
+        packets: SharedBytes,
+        *,
+        largest: int,
     ) -> None:
         self._session = session
+        self._largest = largest
         self._open = stream
         self._unit = unit
         self._source = packets
@@ -100,9 +109,10 @@ class HardwareRun:
             self._session.reset()
 
     def _prepare(self, packet: Packet) -> None:
-        announced = self._session.announced if self._fed else None
         payload, self._payload = self._payload or self._read(packet), b""
-        feed = self._stream.feed(payload, key=packet.key, announced=announced)
+        feed = self._stream.feed(payload, key=packet.key)
+        if feed is not None and feed.surface.size > self._largest:
+            raise Unfit(f"a picture of {feed.surface.size} bytes, the largest slot has {self._largest}")
         if feed is not None:
             self._waiting = packet, feed
         elif packet.sample in self._left:

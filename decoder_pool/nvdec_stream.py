@@ -119,7 +119,8 @@ class HardwareStream:
         self._plan = plan
         self._record = _record(config)
         self._checked: set[bytes] = set(plan.sequence.parameter_sets if plan is not None else ())
-        self._skipping_leading = self._started = False
+        self._skipping_leading = False
+        self._last: Feed | None = None  # of the unit
         self._first: SampleFacts | Feed | None = None  # of the packet that `begin` has looked at
         if plan is None:
             self._check_record()
@@ -143,7 +144,7 @@ class HardwareStream:
 
     def begin(self, unit: DecodeUnit, first: bytes) -> SampleKind:
         """What a unit that starts with this payload starts with; Unfit where that may need a picture before it."""
-        self._started = False
+        self._last = None
         self._first = self._plain_idr(first)
         if self._first is not None:
             self._skipping_leading = False
@@ -160,31 +161,29 @@ class HardwareStream:
             raise Unfit(f"predicted pictures behind a sample that is no sure start ({facts.kind.value})")
         return facts.kind
 
-    def feed(self, payload: bytes, *, key: bool, announced: Surface | None) -> Feed | None:
-        """A packet, ready to be fed once `Feed.surface` is announced; None where it is to be left out.
-
-        `announced` is what the decoder is set to: in the middle of a run of predicted pictures it has to stay.
-        """
+    def feed(self, payload: bytes, *, key: bool) -> Feed | None:
+        """A packet, ready to be fed once the decoder follows its surface and sequence; None where it is to be left out."""
         first, self._first = self._first, None
         if isinstance(first, Feed):
-            self._started = True
+            self._last = first
             return first
         facts = first or self._headers.kind(payload)
-        if self._skipping_leading and self._started:
+        if self._skipping_leading and self._last is not None:
             if self._leading(payload):
                 return None
             self._skipping_leading = not facts.kind.random_access
-        key = key or not self._started
+        key = key or self._last is None
         data = self._annexb(payload, key) if self._config.codec in _NAL_CODECS else self._plain(payload, key)
-        self._started = True
         told = self._headers.describe()
         if told.problem or not told.coded_width:
             raise Unfit(told.problem or "no size is told by the bitstream")
         self._check(told)
         surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
-        if announced is not None and surface != announced and not facts.kind.intra:
-            raise Unfit(f"the size changes to {surface.width}x{surface.height} at a predicted picture")
-        return Feed(data, facts, surface, self._crop(surface, told), self._sequence(told))
+        feed = Feed(data, facts, surface, self._crop(surface, told), self._sequence(told))
+        last, self._last = self._last, feed
+        if last is not None and not facts.kind.intra and (last.surface, last.sequence) != (surface, feed.sequence):
+            raise Unfit(f"the headers change at a predicted picture (now {surface.width}x{surface.height})")
+        return feed
 
     def _plain_idr(self, payload: bytes) -> Feed | None:
         """The usual first packet, recognised at a glance: an IDR picture by the only parameter sets there are."""
@@ -275,11 +274,13 @@ class HardwareStream:
         """Start codes for lengths, parameter sets in front of keyframes, and a look at every parameter set that is inside."""
         if size := form_of(payload, self._record.length_size):
             payload = b"".join(_with_start_codes(payload, size))
-        for unit in _units(payload):
-            if self._is_sequence(unit):
-                self._check_unit(unit.partition(_CODE)[0].rstrip(b"\0"))
+        inside = [unit.partition(_CODE)[0].rstrip(b"\0") for unit in _units(payload) if self._is_sequence(unit)]
+        for unit in inside:
+            self._check_unit(unit)
         if not key:
             return payload
+        if not inside and not self._checked.issubset(self._record.units):
+            raise Unfit("parameter sets came with a sample before, which the decoder may not have had")
         return b"".join((*(_START_CODE + unit for unit in self._record.units), payload))
 
     def _plain(self, payload: bytes, key: bool) -> bytes:

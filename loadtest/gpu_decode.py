@@ -224,7 +224,7 @@ def reconfigure(bench: Bench) -> dict[str, Any]:
     for clip in (big, small):
         stream = HardwareStream(clip.config, bounds)
         payloads = [clip.data[u.packets[0].offset : u.packets[0].offset + u.packets[0].size] for u in clip.units]
-        units[clip.name] = [feed for p in payloads if (feed := stream.feed(p, key=True, announced=None)) is not None]
+        units[clip.name] = [feed for p in payloads if (feed := stream.feed(p, key=True)) is not None]
 
     def decode(session: HardwareSession, name: str, number: int) -> None:
         feed = units[name][number % len(units[name])]

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from decoder_pool.assignment import Outcome
 from decoder_pool.cpu import CpuFactory
@@ -143,7 +145,7 @@ async def test_a_picture_below_the_smallest_size_never_reaches_the_decoder(facto
 
 def annexb(clip: Clip, sample: int) -> bytes:
     bounds = Bounds(1, 1, 4096, 4096, 1 << 20)
-    feed = HardwareStream(clip.config, bounds).feed(clip.payloads[sample], key=True, announced=None)
+    feed = HardwareStream(clip.config, bounds).feed(clip.payloads[sample], key=True)
     assert feed is not None
     return feed.data
 
@@ -167,7 +169,7 @@ def test_a_hidden_parameter_set_is_found_wherever_it_lies(where: str) -> None:
     assert size
     stream = HardwareStream(good.config, Bounds(48, 16, 4096, 4096, 65536))
     with pytest.raises(Unfit, match="smaller than 48x16"):
-        stream.feed(payload, key=True, announced=None)
+        stream.feed(payload, key=True)
 
 
 async def test_an_in_band_size_is_announced_whatever_the_container_says(factory: NvdecFactory) -> None:
@@ -182,6 +184,77 @@ async def test_an_in_band_size_is_announced_whatever_the_container_says(factory:
     assert decoded.picture is not None
     assert same(planes, nv12(real.pictures[1]))
     await decoder.close()
+
+
+def test_parameter_sets_in_samples_hold_for_their_own_sample_only() -> None:
+    one, other = h264((320, 180), count=3, gop=3), h264((320, 180), refs="16", preset="slow")
+    bounds = Bounds(48, 16, 4096, 4096, 65536)
+    stream = HardwareStream(one.config, bounds, StreamPlan.of(one.config, bounds))
+    parameter_sets = annexb(other, 0).split(b"\0\0\0\1")[1:3]
+    inside = b"".join(len(unit).to_bytes(4, "big") + unit for unit in parameter_sets)
+    unit = DecodeUnit((Packet(0, 0, 1, True), Packet(1, 1, 1, False)), (0, 1))
+    assert stream.begin(unit, inside + other.payloads[0]).name == "IDR"
+    feed = stream.feed(inside + other.payloads[0], key=True)
+    assert feed is not None
+    assert len(feed.sequence.parameter_sets) == 2
+    with pytest.raises(Unfit, match="came with a sample before"):
+        stream.feed(one.payloads[0], key=True)
+    stream = HardwareStream(one.config, bounds, StreamPlan.of(one.config, bounds))
+    stream.begin(unit, one.payloads[0])
+    assert stream.feed(one.payloads[0], key=True) is not None
+    with pytest.raises(Unfit, match="headers change at a predicted picture"):
+        stream.feed(inside + one.payloads[1], key=False)
+
+
+@pytest.fixture(scope="module")
+def small_clip() -> Clip:
+    return h264((320, 180), count=3, gop=2)
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 40), st.binary(max_size=24)), max_size=4),
+    record=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_hostile_headers_are_unfit_and_nothing_else(
+    small_clip: Clip, edits: list[tuple[int, int, bytes]], record: list[tuple[int, int]]
+) -> None:
+    extradata = bytearray(small_clip.config.extradata)
+    for at, value in record:
+        extradata[at % len(extradata)] = value
+    config = replace(small_clip.config, extradata=bytes(extradata))
+    bounds = Bounds(48, 16, 640, 640, 1600)
+    unit = DecodeUnit((Packet(0, 0, 1, True),), (0,))
+    plan = StreamPlan.of(config, bounds)
+    try:
+        stream = HardwareStream(config, bounds, None if plan.unfit else plan)
+        for number, payload in enumerate(small_clip.payloads):
+            data = bytearray(payload)
+            for at, size, new in edits:
+                data[at : at + size] = new
+            if number == 0:
+                stream.begin(unit, bytes(data))
+            feed = stream.feed(bytes(data), key=small_clip.keys[number])
+            assert feed is None or bounds.refusal(*feed.sequence.coded) is None
+    except Unfit as unfit:
+        assert str(unfit)
+
+
+async def test_an_in_band_size_above_the_largest_slot_is_told(watch: StdoutWatch) -> None:
+    gpu = fake_gpu()
+    arena = FrameArena({320 * 180 * 3 // 2: 1}, gpu.cupy.empty)
+    factory = NvdecFactory(gpu, arena=arena, watch=watch, size_classes=CLASSES)
+    told, real = h264((320, 180)), h264((640, 360))
+    decoder = await started(factory, told.config)
+    await decoder.configure(replace(told.config, extradata=b""))
+    data, packets = real.packed([annexb(real, 0)])
+    with data:
+        ((decoded, _),) = (await all_of(decoder, real.alone(packets, 0), data)).values()
+    assert decoded.picture is None
+    assert "the largest slot has 86528" in decoded.detail
+    assert arena.snapshot().free == arena.snapshot().slots
+    await decoder.close()
+    factory.close()
 
 
 async def test_a_unit_that_starts_with_a_predicted_picture_is_not_decoded_from_what_is_left(factory: NvdecFactory) -> None:
@@ -296,10 +369,10 @@ def test_a_slice_that_starts_no_picture_is_kept_from_the_hardware(slice_bytes: b
     with pytest.raises(Unfit):
         stream.begin(unit, payload)
     assert stream.begin(unit, clip.payloads[0]).name == "IDR"
-    feed = stream.feed(clip.payloads[0], key=True, announced=None)
+    feed = stream.feed(clip.payloads[0], key=True)
     slow = HardwareStream(clip.config, bounds)
     assert slow.begin(unit, clip.payloads[0]).name == "IDR"
-    assert slow.feed(clip.payloads[0], key=True, announced=None) == feed  # what is seen at a glance is what reading finds
+    assert slow.feed(clip.payloads[0], key=True) == feed  # what is seen at a glance is what reading finds
 
 
 async def test_streams_that_differ_in_references_only_visit_another_size(factory: NvdecFactory) -> None:
