@@ -236,8 +236,8 @@ def test_hostile_headers_are_unfit_and_nothing_else(
                 stream.begin(unit, bytes(data))
             feed = stream.feed(bytes(data), key=small_clip.keys[number])
             assert feed is None or bounds.refusal(*feed.sequence.coded) is None
-    except Unfit as unfit:
-        assert str(unfit)
+    except Unfit:
+        return
 
 
 async def test_an_in_band_size_above_the_largest_slot_is_told(watch: StdoutWatch) -> None:
