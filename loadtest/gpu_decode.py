@@ -29,13 +29,13 @@ import numpy.typing as npt
 from decoder_pool.cpu import CpuFactory
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec import NvdecFactory, arena_slots
-from decoder_pool.nvdec_arena import FrameArena
-from decoder_pool.nvdec_gpu import Gpu, HardwareSession, bounds_of_key
-from decoder_pool.nvdec_software import PooledSoftware, SoftwareDecoding
-from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import HardwareStream
-from decoder_pool.nvdec_upload import surface_planes
+from decoder_pool.nvdec.arena import FrameArena
+from decoder_pool.nvdec.decoder import NvdecFactory, arena_slots
+from decoder_pool.nvdec.gpu import Gpu, HardwareSession, bounds_of_key
+from decoder_pool.nvdec.software import PooledSoftware, SoftwareDecoding
+from decoder_pool.nvdec.stdout import StdoutWatch
+from decoder_pool.nvdec.stream import HardwareStream
+from decoder_pool.nvdec.upload import surface_planes
 from decoder_pool.picture import Picture
 from decoder_pool.pool import DecoderPool, Lease
 from decoder_pool.shared_bytes import SharedBytes

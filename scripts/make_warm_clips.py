@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes decoder_pool/nvdec_warm.py: a keyframe of flat grey in two sizes for each format that PyAV's encoders can make.
+"""Writes decoder_pool/nvdec/warm.py: a keyframe of flat grey in two sizes for each format that PyAV's encoders can make.
 
-Usage: python scripts/make_warm_clips.py > decoder_pool/nvdec_warm.py
+Usage: python scripts/make_warm_clips.py > decoder_pool/nvdec/warm.py
 """
 
 import base64

@@ -14,7 +14,7 @@ from typing import Any
 import av
 import numpy as np
 
-from decoder_pool.nvdec_gpu import Gpu
+from decoder_pool.nvdec.gpu import Gpu
 
 _NAMES = {"H264": "h264", "HEVC": "hevc", "VP8": "vp8", "VP9": "vp9", "MPEG4": "mpeg4", "MPEG2": "mpeg2video"}
 _LEAST = {"H264": (48, 16), "HEVC": (144, 144), "VP9": (128, 128)}

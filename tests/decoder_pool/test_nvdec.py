@@ -17,11 +17,11 @@ from decoder_pool.assignment import Outcome
 from decoder_pool.cpu import CpuFactory
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec import NvdecDecoder, NvdecFactory, NvdecLimits, arena_slots
-from decoder_pool.nvdec_arena import FrameArena
-from decoder_pool.nvdec_software import PooledSoftware
-from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds, HardwareStream, StreamPlan, Unfit
+from decoder_pool.nvdec.arena import FrameArena
+from decoder_pool.nvdec.decoder import NvdecDecoder, NvdecFactory, NvdecLimits, arena_slots
+from decoder_pool.nvdec.software import PooledSoftware
+from decoder_pool.nvdec.stdout import StdoutWatch
+from decoder_pool.nvdec.stream import Bounds, HardwareStream, StreamPlan, Unfit
 from decoder_pool.pool import DecoderPool
 from keyglance.video import StreamConfig
 from tests.decoder_pool.encoded import Clip, encode

@@ -17,10 +17,10 @@ import pytest
 
 from decoder_pool.decoder import Decoded, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec import NvdecFactory, arena_slots
-from decoder_pool.nvdec_arena import FrameArena
-from decoder_pool.nvdec_gpu import Gpu, GpuUnusable
-from decoder_pool.nvdec_stdout import StdoutWatch
+from decoder_pool.nvdec.arena import FrameArena
+from decoder_pool.nvdec.decoder import NvdecFactory, arena_slots
+from decoder_pool.nvdec.gpu import Gpu, GpuUnusable
+from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.pool import DecoderPool
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.video import StreamConfig

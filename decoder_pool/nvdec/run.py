@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoder_pool.decoder import DecodeUnit, Packet
-from decoder_pool.nvdec_arena import Slot
-from decoder_pool.nvdec_gpu import HardwareSession
-from decoder_pool.nvdec_stream import Feed, HardwareStream, Unfit
-from decoder_pool.nvdec_surface import Surface
+from decoder_pool.nvdec.arena import Slot
+from decoder_pool.nvdec.gpu import HardwareSession
+from decoder_pool.nvdec.stream import Feed, HardwareStream, Unfit
+from decoder_pool.nvdec.surface import Surface
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.bitstream import SampleKind
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec_arena import FrameArena, Slot
-from decoder_pool.nvdec_gpu import CODECS, Gpu, HardwareSession, bounds_of_key
-from decoder_pool.nvdec_run import Found, HardwareRun, Room
-from decoder_pool.nvdec_software import SoftwareDecoding
-from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds, HardwareStream, StreamPlan
-from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
-from decoder_pool.nvdec_thread import Step, StepThread
-from decoder_pool.nvdec_upload import Uploader
+from decoder_pool.nvdec.arena import FrameArena, Slot
+from decoder_pool.nvdec.gpu import CODECS, Gpu, HardwareSession, bounds_of_key
+from decoder_pool.nvdec.run import Found, HardwareRun, Room
+from decoder_pool.nvdec.software import SoftwareDecoding
+from decoder_pool.nvdec.stdout import StdoutWatch
+from decoder_pool.nvdec.stream import Bounds, HardwareStream, StreamPlan
+from decoder_pool.nvdec.surface import CHROMA_FORMATS, Surface
+from decoder_pool.nvdec.thread import Step, StepThread
+from decoder_pool.nvdec.upload import Uploader
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError
 from keyglance.video import StreamConfig
@@ -208,7 +208,7 @@ class NvdecDecoder:
 
     async def start(self) -> None:
         """As `Decoder.start`: decodes a tiny clip of its codec in two sizes, so that the hardware's session is there and has
-        been reconfigured once. A format without such a clip (`nvdec_warm`) gets its session with the first picture.
+        been reconfigured once. A format without such a clip (`decoder_pool.nvdec.warm`) gets its session with the first picture.
         """
         await self._call(self._warm_up, seconds=self._limits.start_seconds)
         self._started = True

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec_arena import Slot
-from decoder_pool.nvdec_stdout import StdoutWatch
-from decoder_pool.nvdec_stream import Bounds, Sequence
-from decoder_pool.nvdec_surface import Surface
-from decoder_pool.nvdec_warm import warm_clips
+from decoder_pool.nvdec.arena import Slot
+from decoder_pool.nvdec.stdout import StdoutWatch
+from decoder_pool.nvdec.stream import Bounds, Sequence
+from decoder_pool.nvdec.surface import Surface
+from decoder_pool.nvdec.warm import warm_clips
 
 #: PyNvVideoCodec's names of codecs (`cudaVideoCodec`), by FFmpeg's.
 CODECS = {
@@ -138,7 +138,7 @@ class HardwareSession:
         )
 
     def warm_up(self) -> None:
-        """Decodes the tiny clips of its format (`nvdec_warm`), if there are any."""
+        """Decodes the tiny clips of its format (`decoder_pool.nvdec.warm`), if there are any."""
         for data, width, height in self._clips:
             self._visit(data, width, height)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decoder_pool.nvdec_arena import FrameArena, Slot
-from decoder_pool.nvdec_surface import CHROMA_FORMATS
+from decoder_pool.nvdec.arena import FrameArena, Slot
+from decoder_pool.nvdec.surface import CHROMA_FORMATS
 from decoder_pool.picture import Picture
 
 _ALIGNMENT = 64  # bytes, of a plane's beginning

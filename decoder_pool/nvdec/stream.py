@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from decoder_pool.decoder import DecodeUnit
-from decoder_pool.nvdec_surface import CHROMA_FORMATS, Surface
+from decoder_pool.nvdec.surface import CHROMA_FORMATS, Surface
 from keyglance.bitstream import Described, SampleFacts, SampleKind, StreamHeaders
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record, av1c, avcc, decoder_specific_info, hvcc
