@@ -37,6 +37,8 @@ from keyglance.video import Colour, ColourRange, Orientation, SampleFlag, Sample
 #: The arrays of `Samples` as they travel: field and type, one array behind the other.
 _ARRAYS = (("position", np.int64), ("size", np.int64), ("time", np.float64), ("duration", np.float64), ("flags", np.uint8))
 _BYTES_A_SAMPLE = sum(np.dtype(kind).itemsize for _, kind in _ARRAYS)
+#: Bytes of a keyframe in which its headers are looked for.
+_HEADERS = 1 << 16
 #: What a worker may refuse a source for.
 _REASONS = ("NOT_A_VIDEO", "NO_VIDEO_STREAM", "UNSUPPORTED_CODEC", "ENCRYPTED", "CORRUPT_VIDEO", "TOO_LARGE")
 

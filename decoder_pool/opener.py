@@ -39,7 +39,7 @@ class Opened(Protocol):
 
     @property
     def index(self) -> VideoIndex:
-        """What the container says; after `plan`, less what the bitstream contradicts."""
+        """What the container says; after `plan` and `packets`, corrected by what the bitstream says."""
         ...
 
     async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:

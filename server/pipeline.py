@@ -143,15 +143,15 @@ class Pipeline:
         async with opened:
             with steps.step("sample") as step:
                 chosen = await opened.plan(call.sampling, self._sampling_limits)
-                index = opened.index
                 if not chosen.frames:
-                    raise _nothing_to_see(index)
+                    raise _nothing_to_see(opened.index)
                 wanted = [sample for run in chosen.runs for sample in run.samples]
                 spare = {sample for run in chosen.runs for sample in run.samples[len(run.samples) - run.spare :]}
                 packets, listed = await opened.packets(wanted, spare)
                 step.set("frames", len(chosen.frames))
                 step.set("packets", len(listed))
                 step.set("packets.bytes", packets.size)
+                index = opened.index
         job = EngineJob(
             config=index.config,
             orientation=index.orientation,
