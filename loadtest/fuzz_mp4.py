@@ -43,6 +43,7 @@ _INNER = dict.fromkeys(_BOXES, 0) | {b"stsd": 8, b"dref": 8} | dict.fromkeys(_EN
 _HOLE = 1 << 12
 _MOST_TOP = 60
 _NUMBERS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 255, 256, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
+#: Seconds of processor time.
 _SLOW = 1.0
 
 Part: TypeAlias = bytes | int  # an int is a hole of so many bytes
@@ -349,7 +350,7 @@ def run(seeds: Seeds, inputs: int, seed: int, figures: Figures, first: int = 0, 
     for number in range(first, first + inputs):
         source = seeds.broken(random.Random(f"{seed}:{number}"))
         failure = ""
-        start = time.perf_counter()
+        start = time.thread_time()  # the reader waits for nothing: its own work, whoever else is on the machine
         try:
             index = read_index(source, limits)
         except Declined:
@@ -362,7 +363,7 @@ def run(seeds: Seeds, inputs: int, seed: int, figures: Figures, first: int = 0, 
             outcome, failure = "another exception", "".join(traceback.format_exception(error)[-2:])
         else:
             outcome, failure = "index", complaint(index, source.size, limits)
-        took = time.perf_counter() - start
+        took = time.thread_time() - start
         figures.reading_seconds += took
         figures.outcomes[outcome] += 1
         if took * 1000 > figures.slowest_ms:
