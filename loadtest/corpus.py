@@ -3,7 +3,8 @@
 `ok` is an answer with at least one picture looked at; `refuse` an error about the request, whichever reason fits;
 `refuse:REASON` that reason; `either` an answer or an error about the request. An error about the service (a lost worker, a
 missed deadline, a fault) is never expected. Afterwards the server must still answer, with as many workers as it may have, and
-end on SIGTERM by itself. The exit code is 0 where all that holds.
+end on SIGTERM by itself, no lease lost. Of files of which the client sends only the bytes that matter the whole is sent as well,
+and the two answers must be equal. The exit code is 0 where all that holds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,9 +27,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keyglance import Client
+from keyglance import Answer, Client
 from keyglance.answer import passed, reason, verdict
 from keyglance.errors import KeyglanceError, RequestError
+from keyglance.mp4 import FileSource
+from keyglance.sampling import SamplingPolicy
+from keyglance.selection import select
 from loadtest import clips, report
 from loadtest.measure import Footprint, footprint
 from loadtest.server_process import ServerFailed, ServerProcess
@@ -50,6 +54,8 @@ class Row:
     labels: tuple[str, ...] = ()
     verdict: str = ""
     message: str = ""
+    in_ranges: bool = False  # the client sent the bytes that matter, not the whole file
+    whole_differs: str = ""  # how the answer to the whole file differs from that to the ranges
 
 
 def read_manifest(folder: Path) -> dict[str, str]:
@@ -82,14 +88,19 @@ def meets(expected: str, error: KeyglanceError | None, pictures: int) -> bool:
 
 
 def send(client: Client, path: Path, expected: str) -> Row:
-    """One call, never repeated."""
+    """One call, never repeated; a second one with the whole file where the first sent ranges."""
     begin = time.monotonic()
-    try:
-        answer = client.label(path, least_score=0.5)
-    except KeyglanceError as error:
-        seconds = round(time.monotonic() - begin, 3)
-        return Row(path.name, expected, error.reason, meets(expected, error, 0), seconds, message=error.message)
+    answer, error = ask(client, path, whole=False)
     seconds = round(time.monotonic() - begin, 3)
+    with FileSource(path) as file:
+        in_ranges = select(file, SamplingPolicy()) is not None
+    differs = difference(answer, error, *ask(client, path, whole=True)) if in_ranges else ""
+    if answer is None:
+        assert error is not None
+        met = meets(expected, error, 0)
+        return Row(
+            path.name, expected, error.reason, met, seconds, message=error.message, in_ranges=in_ranges, whole_differs=differs
+        )
     return Row(
         path.name,
         expected,
@@ -100,7 +111,45 @@ def send(client: Client, path: Path, expected: str) -> Row:
         degradations=tuple(f"{reason(item.reason)} x{item.count}" for item in answer.degradations),
         labels=tuple(f"{label.name} {label.score:.2f}" for label in passed(answer)[:3]),
         verdict=verdict(answer),
+        in_ranges=in_ranges,
+        whole_differs=differs,
     )
+
+
+def ask(client: Client, path: Path, *, whole: bool) -> tuple[Answer | None, KeyglanceError | None]:
+    """The answer, or the error."""
+    try:
+        return client.label(path, least_score=0.5, frame_scores=True, whole=whole), None
+    except KeyglanceError as error:
+        return None, error
+
+
+def difference(
+    first: Answer | None, first_error: KeyglanceError | None, second: Answer | None, second_error: KeyglanceError | None
+) -> str:
+    """What differs between two answers to one video, or their errors; empty where nothing does."""
+    if first is None or second is None:
+        reasons = [error.reason if error else "ok" for error in (first_error, second_error)]
+        return "" if reasons[0] == reasons[1] else " / ".join(reasons)
+    for name, read in _COMPARED.items():
+        if (mine := read(first)) != (theirs := read(second)):
+            return f"{name}: {mine} / {theirs}"[:300]
+    for a, b in zip(first.frames, second.frames, strict=True):
+        scores = [{(s.label, s.model): s.score for s in frame.scores} for frame in (a, b)]
+        # A batch's neighbours change a score's last digits.
+        if scores[0].keys() != scores[1].keys() or any(abs(scores[0][key] - scores[1][key]) > 1e-3 for key in scores[0]):
+            return f"scores of sample {a.index}"
+    return ""
+
+
+_COMPARED: Mapping[str, Callable[[Answer], object]] = {
+    "verdict": verdict,
+    "labels": lambda answer: sorted(label.name for label in answer.labels if label.passed),
+    "frames": lambda answer: [(f.index, round(f.time, 6), f.keyframe, f.outside_edit, f.skipped) for f in answer.frames],
+    "degradations": lambda answer: [(reason(item.reason), item.count) for item in answer.degradations],
+    "gap": lambda answer: round(answer.coverage.largest_gap, 6),
+    "video": lambda answer: answer.video.SerializeToString(deterministic=True),
+}
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -142,10 +191,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = Counter(f"{row.expected.partition(':')[0]} -> {'ok' if row.got == 'ok' else 'refused'}" for row in rows)
     console.print(", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())))
     console.print(f"{len(rows) - len(wrong)} of {len(rows)} files as expected, {figures['seconds']:.0f} s")
+    ranges = [row for row in rows if row.in_ranges]
+    faults += [f"{row.file}: in ranges and whole the answers differ, {row.whole_differs}" for row in ranges if row.whole_differs]
+    console.print(f"{len(ranges)} files in ranges and whole: {sum(not row.whole_differs for row in ranges)} answers equal")
     for complaint in (*(f"{row.file}: {row.expected} expected, {row.got}: {row.message}" for row in wrong), *faults):
         console.print(complaint, style="bold red", markup=False)
     if not options.no_keep and options.only == "*":
-        kept = {"as_expected": len(rows) - len(wrong), "files": len(rows), "faults": faults, **figures}
+        kept = {"as_expected": len(rows) - len(wrong), "files": len(rows), "in_ranges": len(ranges), "faults": faults, **figures}
         print(f"kept in {report.write('corpus', {**kept, 'rows': [asdict(row) for row in rows]}).relative_to(ROOT)}")
     return 1 if wrong or faults else 0
 
