@@ -9,12 +9,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from keyglance.display_matrix import IDENTITY, Matrix, product
+
 _MOST_BOXES = 50_000
 _DEPTH = 8
-
-#: Nine numbers a b u c d v x y w of a QuickTime matrix, as stored: 16.16 and (the third column) 2.30 fixed point.
-Matrix = tuple[int, int, int, int, int, int, int, int, int]
-IDENTITY: Matrix = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
 @dataclass(slots=True)
@@ -125,7 +123,7 @@ class _Iso:
                 long = data[body] == 1
                 self._tracks[struct.unpack_from(">I", data, body + (20 if long else 12))[0]] = self._track
                 own: Matrix = struct.unpack_from(">9i", data, body + (52 if long else 40))
-                self._track.matrix = _product(own, self._movie)
+                self._track.matrix = product(own, self._movie)
             case b"stsz" | b"stz2":
                 self._track.samples = struct.unpack_from(">I", data, body + 8)[0]
             case b"stsd":
@@ -163,13 +161,6 @@ class _Iso:
         track = self._tracks.get(number, TrackFacts())
         encrypted = marked or track.entry_encrypted(entry or track.default_entry)
         self.facts.fragments.append(Fragment(self._moof, number, encrypted))
-
-
-def _product(a: Matrix, b: Matrix) -> Matrix:
-    """First `a`, then `b`, in their own fixed point (as libavformat/mov.c does for a track's and its movie's matrix)."""
-    shift = (16, 16, 30)
-    cells = [sum((a[3 * i + e] * b[3 * e + j]) >> shift[e] for e in range(3)) for i in range(3) for j in range(3)]
-    return tuple(cells)  # type: ignore[return-value]
 
 
 def matroska_encrypted(data: memoryview) -> bool:

@@ -23,8 +23,9 @@ from decoder_pool import boxes
 from decoder_pool.parameter_sets import Configuration
 from decoder_pool.picture_types import CODECS, is_predicted
 from decoder_pool.sniffing import HEAD, Sniffed, sniff
-from decoder_pool.stream_facts import config_of, matrix_of, orientation_of
+from decoder_pool.stream_facts import config_of, matrix_of
 from decoder_pool.worker_main import Refusal, serve
+from keyglance.display_matrix import orientation_of
 from keyglance.timeline import FARTHEST_JUMP, Seconds, repair
 from keyglance.video import SampleFlag
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from fractions import Fraction
 from typing import Any
 
-from decoder_pool.boxes import IDENTITY, Matrix
-from keyglance.video import Colour, ColourRange, Orientation, StreamConfig
+from keyglance.display_matrix import IDENTITY, Matrix
+from keyglance.video import Colour, ColourRange, StreamConfig
 
 #: Sample aspects beyond this, or below its inverse, are taken for errors.
 WIDEST_ASPECT = 20
@@ -106,23 +105,3 @@ def matrix_of(dump: str, index: int) -> Matrix:
     turn = math.radians(-float(match.group(1)))
     a, b = round(math.cos(turn) * 65536), round(math.sin(turn) * 65536)
     return (a, b, 0, -b, a, 0, 0, 0, 1 << 30)
-
-
-def orientation_of(matrix: Matrix, notes: list[str]) -> Orientation:
-    """How to turn a picture for a QuickTime display matrix (row vectors, y downwards): the nearest quarter turn."""
-    a, b, _, c, d, *_ = matrix
-    determinant = a * d - b * c
-    if determinant == 0:
-        if any((a, b, c, d)):  # all zero is how some writers say nothing
-            notes.append("display matrix without inverse: not turned")
-        return Orientation()
-    mirrored = determinant < 0
-    # Mirror first: (-1 0 / 0 1) times a clockwise turn (cos sin / -sin cos) is (-cos -sin / -sin cos).
-    degrees = math.degrees(math.atan2(-b, -a) if mirrored else math.atan2(b, a)) % 360
-    quarter = round(degrees / 90) % 4
-    off = abs((degrees - quarter * 90 + 180) % 360 - 180)
-    with contextlib.suppress(ZeroDivisionError):
-        off = max(off, math.degrees(math.asin(min(1.0, abs(a * c + b * d) / (math.hypot(a, b) * math.hypot(c, d))))))
-    if off > 1:
-        notes.append(f"display matrix turns by {degrees:.1f} degrees: taken as {quarter * 90}")
-    return Orientation(quarter * 90, mirrored)

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder_pool.boxes import IDENTITY, iso_facts, matroska_encrypted, mpegts_scrambled
+from decoder_pool.boxes import iso_facts, matroska_encrypted, mpegts_scrambled
 from decoder_pool.parameter_sets import Configuration
 from decoder_pool.picture_types import CODECS, is_predicted
 from decoder_pool.sniffing import sniff
-from decoder_pool.stream_facts import config_of, matrix_of, orientation_of
+from decoder_pool.stream_facts import config_of, matrix_of
+from keyglance.display_matrix import IDENTITY, orientation_of
 from keyglance.video import Orientation
 
 ONE = 1 << 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from keyglance.display_matrix import IDENTITY, Matrix, matrix_at, product
 from keyglance.errors import NotAVideo, TooLarge
 from keyglance.mp4.boxes import Box, Boxes
 from keyglance.mp4.limits import Declined, Mp4Limits
-from keyglance.mp4.orientation import IDENTITY, Matrix, matrix_at, product
 from keyglance.mp4.sample_entry import SampleEntry, read_entries
 from keyglance.mp4.tables import u32_at
 

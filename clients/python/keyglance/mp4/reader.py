@@ -10,6 +10,7 @@ from math import hypot
 import numpy as np
 import numpy.typing as npt
 
+from keyglance.display_matrix import IDENTITY, orientation_of
 from keyglance.errors import CorruptVideo, Encrypted, NotAVideo, NoVideoStream, TooLarge
 from keyglance.mp4.boxes import Boxes
 from keyglance.mp4.edits import Edit, first_edit, read_edits, shown_times
@@ -19,7 +20,6 @@ from keyglance.mp4.layout import Layout, find
 from keyglance.mp4.limits import Budget, Declined, Mp4Limits
 from keyglance.mp4.media import Media, declared_samples, read_media
 from keyglance.mp4.movie import Movie, Track, combined, read_movie
-from keyglance.mp4.orientation import IDENTITY, orientation_of
 from keyglance.mp4.sample_entry import SampleEntry
 from keyglance.mp4.source import RandomAccess
 from keyglance.timeline import DEFAULT_RATE, FARTHEST_JUMP, FARTHEST_OFFSET, FASTEST, repair

@@ -34,7 +34,7 @@ def orientation_of(matrix: Matrix, notes: list[str]) -> Orientation:
     a, b, _, c, d, *_ = matrix
     determinant = a * d - b * c
     if determinant == 0:
-        if any(matrix):
+        if any((a, b, c, d)):  # all zero is how some writers say nothing
             notes.append("display matrix without inverse: not turned")
         return Orientation()
     mirrored = determinant < 0
