@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from opentelemetry.util.types import AttributeValue
+
 from decoder_pool.limits import SourceLimits
 from decoder_pool.opener import Opener
 from decoder_pool.units import units
@@ -123,8 +125,7 @@ class Pipeline:
             result = await self._engine.run(sampled.job)
         if lacking := _lost_for_want_of_bytes(sampled, result):
             raise source.needs(source.missing(lacking))
-        for timing in result.timings:
-            steps.add(timing)
+        _tell_steps(steps, result)
         with steps.step("fuse") as step:
             answer = self._fuse(call, sampled, result)
             step.set("labels", len(answer.labels))
@@ -196,6 +197,19 @@ class Pipeline:
             ),
             frame_scores=call.frame_scores,
         )
+
+
+def _tell_steps(steps: Steps, result: EngineResult) -> None:
+    """The engine's steps as the call's own, each with its facts."""
+    seen = [frame for frame in result.frames if frame.skipped is None]
+    models = sorted({name for frame in seen for name in frame.results})
+    facts: dict[str, dict[str, AttributeValue]] = {
+        "decode": {"pictures": len(seen), "skipped": len(result.frames) - len(seen)},
+        "preprocess": {"pictures": len(seen)},
+        "infer": {"pictures": len(seen), "models": models},
+    }
+    for timing in result.timings:
+        steps.add(timing, **facts.get(timing.step, {}))
 
 
 def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Coverage, policy: SamplingPolicy) -> list[Degradation]:

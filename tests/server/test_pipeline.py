@@ -121,7 +121,12 @@ async def label(index: VideoIndex, engine: ScriptedEngine, **policy: Any) -> Ans
         assert indexer.opened.closed
         assert all(job.packets.fd == -1 for job in engine.jobs)
         telemetry.shutdown()
-    assert [span.name for span in spans.get_finished_spans()] == ["index", "sample", "decode", "fuse"]
+    told = {span.name: dict(span.attributes or {}) for span in spans.get_finished_spans()}
+    assert list(told) == ["index", "sample", "decode", "fuse"]
+    skipped = [frame for frame in answer.frames if frame.outcome.skipped]
+    assert told["decode"]["keyglance.pictures"] == answer.coverage.frames
+    assert told["decode"]["keyglance.skipped"] == len(skipped)
+    assert told["sample"]["keyglance.frames"] == len(answer.frames)
     return answer
 
 
