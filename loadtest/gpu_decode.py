@@ -41,6 +41,7 @@ from decoder_pool.pool import DecoderPool, Lease
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError
 from keyglance.video import StreamConfig
+from loadtest import report
 from loadtest.gpu_clips import PHONE, PackedClip, read_packed
 
 SIZE_CLASSES = (1280, 1920, 4096)
@@ -541,7 +542,7 @@ async def _run(directory: Path, out: Path, names: Sequence[str]) -> None:
     software = DecoderPool(factory=CpuFactory(), limit=8, size_classes=SIZE_CLASSES)
     clips = {clip.name: clip for clip in read_packed(directory / "clips.json")}
     bench = Bench(gpu, watch, arena, software, clips, directory)
-    results: dict[str, Any] = {"machine": _machine(gpu), "arena in MiB": arena.size >> 20}
+    results: dict[str, Any] = {"environment": report.environment(), "machine": _machine(gpu), "arena in MiB": arena.size >> 20}
     results["capabilities"] = {
         " ".join(map(str, key)): str(bounds) for key, bounds in sorted(bench.factory().capabilities.items())
     }
