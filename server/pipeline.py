@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -22,6 +23,7 @@ from server.degradation import Degradation, DegradationReason, merge
 from server.engine import Engine, EngineJob, EngineResult, FrameOutcome
 from server.sources import Given, Source, receive
 from server.telemetry import Steps
+from server.timing import StepTiming
 
 #: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.
 _GAP_TOLERANCE = 1e-3
@@ -119,18 +121,28 @@ class Pipeline:
         source = receive(given, most_bytes=self._source_limits.bytes)  # the step's time is that of the wire
         del given
         sampled = await self._index_and_sample(source, call, steps)
-        if not sampled.spares:  # all that the call may need of it is copied
-            del source
-        with sampled.job.packets:
-            result = await self._engine.run(sampled.job)
-        if lacking := _lost_for_want_of_bytes(sampled, result):
-            raise source.needs(source.missing(lacking))
-        _tell_steps(steps, result)
+        partial = source if sampled.spares else None  # else all that the call may need is copied, and the file's bytes go
+        del source
+        result = await self._run(sampled.job, steps)
+        if partial is not None and (lacking := _lost_for_want_of_bytes(sampled, result)):
+            raise partial.needs(partial.missing(lacking))
         with steps.step("fuse") as step:
             answer = self._fuse(call, sampled, result)
             step.set("labels", len(answer.labels))
             step.set("verdict", answer.judgement.verdict.name.lower())
         return answer
+
+    async def _run(self, job: EngineJob, steps: Steps) -> EngineResult:
+        """The engine's work; its steps in the trace, or where it failed the time that went into it, with the reason."""
+        begin = time.monotonic()
+        try:
+            with job.packets:
+                result = await self._engine.run(job)
+        except BaseException as error:
+            steps.add(StepTiming("engine", begin, time.monotonic()), error=error)
+            raise
+        _tell_steps(steps, result)
+        return result
 
     async def _index_and_sample(self, source: Source, call: LabelCall, steps: Steps) -> Sampled:
         """Index and plan, and the wanted packets out of the container; whatever read it is free again afterwards."""
@@ -209,7 +221,7 @@ def _tell_steps(steps: Steps, result: EngineResult) -> None:
         "infer": {"pictures": len(seen), "models": models},
     }
     for timing in result.timings:
-        steps.add(timing, **facts.get(timing.step, {}))
+        steps.add(timing, facts.get(timing.step))
 
 
 def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Coverage, policy: SamplingPolicy) -> list[Degradation]:

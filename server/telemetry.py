@@ -191,17 +191,25 @@ class Steps:
                 _note_timing(span, timing)
                 self._keep(timing, labels)
 
-    def add(self, timing: StepTiming, **facts: AttributeValue) -> None:
-        """Takes a step that was measured elsewhere (an engine): a child of the call's span with the timing's begin and end."""
+    def add(
+        self, timing: StepTiming, facts: Mapping[str, AttributeValue] | None = None, *, error: BaseException | None = None
+    ) -> None:
+        """Takes a step that was measured elsewhere (an engine): a child of the call's span with the timing's begin and end.
+
+        `error` is what ended it, if anything did.
+        """
         span = self._tracer.start_span(
             timing.step,
             context=self._context,
-            attributes={_attribute(key): value for key, value in facts.items()},
+            attributes={_attribute(key): value for key, value in (facts or {}).items()},
             start_time=self._wall_ns(timing.begin),
         )
+        labels = {"step": timing.step}
+        if error is not None and (kind := describe_failure(span, error, self._deadline)) is not None:
+            labels[ERROR_TYPE] = kind
         _note_timing(span, timing)
         span.end(self._wall_ns(timing.end))
-        self._keep(timing, {"step": timing.step})
+        self._keep(timing, labels)
 
     @property
     def timings(self) -> tuple[StepTiming, ...]:

@@ -11,11 +11,12 @@ import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
 from decoder_pool.shared_bytes import SharedBytes
-from keyglance.errors import CorruptVideo, Encrypted
+from keyglance.errors import CorruptVideo, Encrypted, ModelFailed, WorkerLost
 from keyglance.sampling import SamplingLimits, SamplingPlan, SamplingPolicy, plan
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
 from models.backends.fake import fake_manifest
@@ -100,8 +101,8 @@ def lost(sample: int, reason: DegradationReason = DegradationReason.FRAME_DAMAGE
     return FrameOutcome(sample, True, skipped=reason, detail="concealing 5 errors")
 
 
-async def label(index: VideoIndex, engine: ScriptedEngine, **policy: Any) -> Answer:
-    spans = InMemorySpanExporter()
+async def label(index: VideoIndex, engine: ScriptedEngine, spans: InMemorySpanExporter | None = None, **policy: Any) -> Answer:
+    spans = spans or InMemorySpanExporter()
     telemetry = Telemetry.create(
         version="1", span_processors=[SimpleSpanProcessor(spans)], metric_readers=[InMemoryMetricReader()]
     )
@@ -194,3 +195,19 @@ async def test_nothing_but_encrypted_pictures_is_refused_before_decoding() -> No
 async def test_no_picture_at_all_is_an_error_with_the_decoders_words() -> None:
     with pytest.raises(CorruptVideo, match=r"none of 3 pictures.*concealing"):
         await label(video([ALL_KEYS] * 3), ScriptedEngine(fates={n: lost(n) for n in range(3)}))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(WorkerLost("a decoder was lost"), "WORKER_LOST"), (ModelFailed("not finite"), "MODEL_FAILED")]
+)
+async def test_a_call_that_fails_in_the_engine_says_so_in_its_trace(error: Exception, kind: str) -> None:
+    class Failing(ScriptedEngine):
+        async def run(self, job: EngineJob) -> EngineResult:
+            self.jobs.append(job)
+            raise error
+
+    spans = InMemorySpanExporter()
+    with pytest.raises(type(error)):
+        await label(video([ALL_KEYS]), Failing(), spans)
+    last = spans.get_finished_spans()[-1]
+    assert (last.name, last.status.status_code, (last.attributes or {})["error.type"]) == ("engine", StatusCode.ERROR, kind)

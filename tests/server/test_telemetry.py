@@ -56,7 +56,7 @@ def test_a_step_leaves_a_span_a_record_and_a_timing(observed):
 def test_a_step_measured_elsewhere(observed):
     with observed.telemetry.tracer.start_as_current_span("call") as call:
         steps = observed.telemetry.steps(FAR)
-    steps.add(StepTiming("infer", steps.begin + 1.0, steps.begin + 3.0, wait=0.5), batch=8)
+    steps.add(StepTiming("infer", steps.begin + 1.0, steps.begin + 3.0, wait=0.5), {"batch": 8})
     span = observed.span("infer")
     assert span.parent.span_id == call.get_span_context().span_id
     assert span.end_time - span.start_time == pytest.approx(2e9, abs=1e3)
