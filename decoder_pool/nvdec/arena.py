@@ -108,14 +108,11 @@ class FrameArena:
 
         ValueError where none is large enough.
         """
-        if (fitting := next((s for s in self._free if s >= size), None)) is None:
-            raise ValueError(f"a picture of {size} bytes, the largest slot has {self.largest}")
+        fitting = self._fitting(size)
         with self.lock:
-            self._leases += 1
-            if self._free[fitting] and not self._waiting[fitting]:
-                slot = self._free[fitting].pop()
-                slot._references = 1
+            if (slot := self._pop(fitting)) is not None:
                 return slot
+            self._leases += 1
             self._waits += 1
             turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
             self._waiting[fitting].append(turn)
@@ -129,6 +126,12 @@ class FrameArena:
                 turn.result().release()
             raise
 
+    def try_lease(self, size: int) -> Slot | None:
+        """As `lease`, from any thread and at once; None where none is free, or somebody waits for the next one."""
+        fitting = self._fitting(size)
+        with self.lock:
+            return self._pop(fitting)
+
     def snapshot(self) -> ArenaSnapshot:
         """The state at this moment."""
         with self.lock:
@@ -139,6 +142,21 @@ class FrameArena:
         now = self.snapshot()
         shown = ", ".join(f"{now.free[size]} of {count} of {size} bytes free" for size, count in now.slots.items())
         return f"FrameArena({shown})"
+
+    def _fitting(self, size: int) -> int:
+        for fitting in self._free:  # ascending
+            if fitting >= size:
+                return fitting
+        raise ValueError(f"a picture of {size} bytes, the largest slot has {self.largest}")
+
+    def _pop(self, fitting: int) -> Slot | None:
+        """With the lock held."""
+        if not self._free[fitting] or self._waiting[fitting]:
+            return None
+        self._leases += 1
+        slot = self._free[fitting].pop()
+        slot._references = 1
+        return slot
 
     def _back(self, slot: Slot) -> None:
         with self.lock:

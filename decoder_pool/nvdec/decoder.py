@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,8 +19,9 @@ from typing import Any
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec.arena import FrameArena, Slot
+from decoder_pool.nvdec.drive import HardwareDrive
 from decoder_pool.nvdec.gpu import CODECS, Gpu, HardwareSession, bounds_of_key
-from decoder_pool.nvdec.run import Found, HardwareRun, Room
+from decoder_pool.nvdec.run import Found, HardwareRun, Leftovers, Room
 from decoder_pool.nvdec.software import SoftwareDecoding
 from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.nvdec.stream import Bounds, HardwareStream, StreamPlan
@@ -33,6 +35,7 @@ from keyglance.video import StreamConfig
 _DEPTHS = (8, 10, 12)
 #: Codecs whose damaged pictures the hardware tells (measured: H.264 and HEVC; nothing is ever said of the others).
 _DAMAGE_TOLD = frozenset(("h264", "hevc"))
+_ASIDE = 4  # units of one drive that software may have in hand before hardware goes on with no further one
 _REMEMBERED = 256  # refusals kept by configuration
 
 
@@ -187,6 +190,7 @@ class NvdecDecoder:
         self._stream: HardwareStream | None = None
         self._found = StreamPlan(None)
         self._work: Step | None = None
+        self._drive: HardwareDrive | None = None
         self._units = 0
         self._broken = ""
         self._started = self._closed = False
@@ -233,30 +237,76 @@ class NvdecDecoder:
             raise RuntimeError(f"{self!r} is not configured")
         self._units += 1
         mine = self._units
-        missing = dict.fromkeys(unit.wanted, self._found.unfit)
-        damaged: set[int] = set()
+        left = Leftovers(unit, dict.fromkeys(unit.wanted, self._found.unfit))
         if not self._found.unfit:
-            opened = functools.partial(self._opened, config)
-            run = HardwareRun(self._session, opened, unit, packets, largest=self._arena.largest)
+            run, missing = self._run(config, packets, unit), set(unit.wanted)
+            why = ""
             try:
                 await self._idle()
                 async with aclosing(self._pictures(run, config)) as pictures:
                     async for decoded in pictures:
-                        del missing[decoded.sample]
+                        missing.discard(decoded.sample)
                         yield decoded
                         if self._units != mine:
                             raise RuntimeError(f"{self!r} was asked for the next picture of a unit that is no longer its own")
             except DecoderBroken as broken:
                 if self._software is None or self._closed:
                     raise
-                missing = dict.fromkeys(missing, str(broken))
-            missing.update({sample: why for sample, why in run.reasons.items() if sample in missing})
-            damaged = run.damaged & missing.keys()
-        if not missing:
+                why = str(broken)
+            left = run.leftovers(missing, why)
+        if not left.missing:
             return
-        async with aclosing(self._leftovers(config, unit, packets, missing, damaged)) as others:
+        async with aclosing(self._leftovers(config, packets, left)) as others:
             async for decoded in others:
                 yield decoded
+
+    async def drive(
+        self, take: Callable[[], DecodeUnit | None], packets: SharedBytes, deliver: Callable[[Decoded], None]
+    ) -> None:
+        """Decodes the units that `take` gives, until it gives None, and hands every wanted sample of each to `deliver`, once.
+
+        The fast way for many pictures: both are called on the decoder's thread, for what comes from software on the event
+        loop's; they may neither block nor raise. Whoever gets a picture holds `Picture.lease` and releases it. Where no slot
+        of the arena is free, it waits for one. Leftovers of a unit go to software while hardware goes on with the next one.
+
+        Where there is software, it takes over from a decoder that breaks, for the unit in hand and for all that `take` still
+        gives; without it `DecoderBroken` is raised and the unit in hand stays incomplete. After this has ended, by
+        cancellation or otherwise, neither `take` nor `deliver` is called any more.
+        """
+        if (config := self._configured) is None:
+            raise RuntimeError(f"{self!r} is not configured")
+        self._units += 1
+
+        async def rest(left: Leftovers) -> None:
+            async with aclosing(self._leftovers(config, packets, left)) as others:
+                async for decoded in others:
+                    _hand_over(decoded, deliver)
+
+        why = self._found.unfit
+        try:
+            async with asyncio.TaskGroup() as aside:
+                if not why:
+                    drive = HardwareDrive(
+                        take,
+                        deliver,
+                        run=functools.partial(self._run, config, packets),
+                        likely=self._likely,
+                        arena=self._arena,
+                        config=config,
+                    )
+                    try:
+                        await self._driven(drive, lambda left: aside.create_task(rest(left)))
+                        return
+                    except DecoderBroken as broken:
+                        if self._software is None or self._closed:
+                            raise
+                        why = str(broken)
+                    if (left := drive.in_hand(why)) is not None:
+                        await rest(left)
+                while (unit := take()) is not None:
+                    await rest(Leftovers(unit, dict.fromkeys(unit.wanted, why)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def settle(self) -> None:
         """As `Decoder.settle`."""
@@ -272,6 +322,8 @@ class NvdecDecoder:
         """As `Decoder.close`."""
         self._units += 1
         self._closed = True
+        if self._drive is not None:
+            self._drive.stop()
         self._broken = self._broken or f"{self._name} is closed"
         with contextlib.suppress(RuntimeError):  # closed before
             closing = self._thread.submit(self._session.close)
@@ -283,11 +335,19 @@ class NvdecDecoder:
         shown = f"{config.width}x{config.height}" if config else "not configured"
         return f"NvdecDecoder({self._name}, {self._key.codec} up to {self._bounds.width}x{self._bounds.height}, {shown})"
 
+    def _run(self, config: StreamConfig, packets: SharedBytes, unit: DecodeUnit) -> HardwareRun:
+        opened = functools.partial(self._opened, config)
+        return HardwareRun(self._session, opened, unit, packets, largest=self._arena.largest)
+
     def _opened(self, config: StreamConfig) -> HardwareStream:
         """The stream's headers, kept from unit to unit: parameter sets in samples hold for later ones."""
         if self._stream is None:
             self._stream = HardwareStream(config, self._bounds, self._found)
         return self._stream
+
+    def _likely(self) -> Surface | None:
+        """What the next picture will probably be."""
+        return self._found.surface or self._session.announced
 
     def _warm_up(self) -> None:
         self._session.open()
@@ -298,8 +358,7 @@ class NvdecDecoder:
         slot: Slot | None = None
         try:
             while not run.done:
-                likely = self._found.surface or self._session.announced
-                if slot is None and likely is not None and likely.size <= self._arena.largest:
+                if slot is None and (likely := self._likely()) is not None and likely.size <= self._arena.largest:
                     slot = await self._arena.lease(likely.size)
                 step = await self._call(functools.partial(run.advance, slot), stop=run.stop, hold=slot)
                 if isinstance(step, Room):
@@ -311,8 +370,7 @@ class NvdecDecoder:
                     held, slot = slot, None
                     assert held is not None
                     try:
-                        picture = step.surface.picture(held.memory, config, step.crop, held)
-                        yield Decoded(step.sample, picture, alone=step.alone)
+                        yield step.decoded(held, config)
                     finally:
                         held.release()
                 else:
@@ -321,18 +379,35 @@ class NvdecDecoder:
             if slot is not None:
                 slot.release()
 
-    async def _leftovers(
-        self,
-        config: StreamConfig,
-        unit: DecodeUnit,
-        packets: SharedBytes,
-        missing: Mapping[int, str],
-        damaged: set[int],
-    ) -> AsyncGenerator[Decoded, None]:
+    async def _driven(self, drive: HardwareDrive, aside: Callable[[Leftovers], asyncio.Task[None]]) -> None:
+        """Runs it to its end on the decoder's thread; `aside` starts what software has to do meanwhile."""
+        pending: set[asyncio.Task[None]] = set()
+        await self._idle()
+        self._drive = drive
+        try:
+            while (step := await self._call(drive.advance, stop=drive.stop, alive=drive)) is not None:
+                if isinstance(step, Room):
+                    drive.give(await self._arena.lease(step.size))
+                else:
+                    if len(pending) >= _ASIDE:
+                        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    pending.add(aside(step))
+                    drive.let_go()
+        finally:
+            self._drive = None
+            drive.stop()
+            if self._work is not None:
+                self._work.then(drive.give_back)
+        if self._closed:
+            raise DecoderBroken(self._broken)
+        if drive.failure is not None:
+            raise drive.failure
+
+    async def _leftovers(self, config: StreamConfig, packets: SharedBytes, leftovers: Leftovers) -> AsyncGenerator[Decoded, None]:
         """What hardware did not give: by software, or told as it is."""
-        left = dict(missing)
+        left = dict(leftovers.missing)
         if self._software is not None:
-            again = replace(unit, wanted=tuple(sorted(left)))
+            again = replace(leftovers.unit, wanted=tuple(sorted(left)))
             try:
                 async with aclosing(self._software.decode(config, again, packets)) as pictures:
                     async for decoded in pictures:
@@ -344,7 +419,11 @@ class NvdecDecoder:
                 left = {sample: f"{why}; in software: {error}" for sample, why in left.items()}
         for sample, why in left.items():
             yield Decoded(
-                sample, None, damaged=sample in damaged, alone=False, detail=why or "no picture came out of its packets"
+                sample,
+                None,
+                damaged=sample in leftovers.damaged,
+                alone=False,
+                detail=why or "no picture came out of its packets",
             )
 
     async def _uploaded(self, decoded: Decoded, why: str) -> AsyncGenerator[Decoded, None]:
@@ -372,16 +451,20 @@ class NvdecDecoder:
         seconds: float | None = None,
         stop: Callable[[], None] | None = None,
         hold: Slot | None = None,
+        alive: HardwareDrive | None = None,
     ) -> Any:
         """Runs a step on the decoder's thread. When cancelled, `stop` is called, the step goes on to its end (until then the
-        decoder is not settled), and `hold` is not given back before.
+        decoder is not settled), and `hold` is not given back before. `alive` tells of progress, on which patience begins anew.
         """
         if self._broken:
             raise DecoderBroken(self._broken)
         work = self._work = self._thread.submit(step)
         patience = seconds or self._limits.step_seconds
         try:
-            done = await work.wait(patience)
+            left = patience
+            while not (done := await work.wait(left)) and alive is not None:
+                if (left := alive.progress + patience - time.monotonic()) <= 0:
+                    break
         except asyncio.CancelledError:
             if stop is not None:
                 stop()
@@ -410,3 +493,16 @@ class NvdecDecoder:
     def _break(self, why: str) -> DecoderBroken:
         self._broken = self._broken or why
         return DecoderBroken(self._broken)
+
+
+def _hand_over(decoded: Decoded, deliver: Callable[[Decoded], None]) -> None:
+    """Delivers it with a reference to its slot that is the receiver's."""
+    lease = decoded.picture.lease if decoded.picture is not None else None
+    if lease is not None:
+        lease.retain()
+    try:
+        deliver(decoded)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from decoder_pool.decoder import DecodeUnit, Packet
+from decoder_pool.decoder import Decoded, DecodeUnit, Packet
 from decoder_pool.nvdec.arena import Slot
 from decoder_pool.nvdec.gpu import HardwareSession
 from decoder_pool.nvdec.stream import Feed, HardwareStream, Unfit
 from decoder_pool.nvdec.surface import Surface
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.bitstream import SampleKind
+from keyglance.video import StreamConfig
 
 #: Codecs whose packets may hold pictures that are not shown, in front of the one that is.
 _SUPERFRAMES = ("vp9", "av1")
@@ -32,6 +33,21 @@ class Found:
     surface: Surface
     crop: tuple[int, int]
     alone: bool
+
+    def decoded(self, slot: Slot, config: StreamConfig) -> Decoded:
+        """The picture, whose lease is `slot`."""
+        return Decoded(self.sample, self.surface.picture(slot.memory, config, self.crop, slot), alone=self.alone)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What hardware did not give of a unit's wanted samples, with a sentence why ("" where nothing is known), and which of
+    these showed damage.
+    """
+
+    unit: DecodeUnit
+    missing: Mapping[int, str]
+    damaged: Set[int] = frozenset()
 
 
 class HardwareRun:
@@ -72,6 +88,11 @@ class HardwareRun:
     def stop(self) -> None:
         """Ends `advance` before its next packet; called from another thread."""
         self._stopped = True
+
+    def leftovers(self, missing: Iterable[int], why: str = "") -> Leftovers:
+        """Of the wanted samples `missing`, that nobody got; `why` for those that the run has no reason for."""
+        told = {sample: self.reasons.get(sample, why) for sample in missing}
+        return Leftovers(self._unit, told, self.damaged & told.keys())
 
     def advance(self, slot: Slot | None) -> Room | Found | None:
         """Feeds packets until a wanted picture is in `slot`, a (larger) slot is needed, or there is nothing more to do.
