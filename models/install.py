@@ -164,7 +164,8 @@ def _list(repository: ModelRepository, console: Console) -> None:
         table.add_column(column, no_wrap=column == "model", overflow="fold")
     for name, entry in repository.entries.items():
         manifest = entry.manifest
-        use = "required" if manifest.required else "default" if manifest.default_on else "off by default"
+        elsewhere = "default on a GPU" if manifest.default_on_gpu else "off by default"
+        use = "required" if manifest.required else "default" if manifest.default_on else elsewhere
         state = "yes" if is_current(repository, name) else "another file" if repository.is_installed(name) else "no"
         labels = ", ".join(label.name for label in manifest.labels[:3])
         more = f" and {len(manifest.labels) - 3} more" if len(manifest.labels) > 3 else ""

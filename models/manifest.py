@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from models.spec import InputSpec
 
@@ -44,8 +44,13 @@ class Manifest:
     labels: tuple[LabelSpec, ...]
     required: bool = False
     default_on: bool = True
+    default_on_gpu: bool | None = None  # on a GPU, where more models are affordable; None: as `default_on`
     frame_fusion: FrameFusion = FrameFusion.MAX
     top_k: int = 1
     largest_batch: int = 16
     half_precision: bool = False  # may run in float16 on a GPU, if it passes `models.precision`'s check there
     options: Mapping[str, float] = field(default_factory=dict)  # the head's own settings
+
+    def on_gpu(self) -> Manifest:
+        """The manifest as an engine on a GPU has it: `default_on` says what is on there."""
+        return self if self.default_on_gpu is None else replace(self, default_on=self.default_on_gpu)

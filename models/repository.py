@@ -98,6 +98,7 @@ class _ModelToml(_Strict):
     head: str
     required: bool = False
     default_on: bool = True
+    default_on_gpu: bool | None = None
     largest_batch: int = Field(default=16, ge=1, le=1024)
     half_precision: bool = False
     weights: Weights
@@ -119,7 +120,7 @@ class _ModelToml(_Strict):
         least, most = (max(sides), 4096) if geometry.fit is Fit.CROP else (0, 0)
         if not least <= geometry.short_side <= most:
             raise ValueError(f"short_side {geometry.short_side} with fit {geometry.fit.value!r}, {least} to {most} allowed")
-        if self.required and not self.default_on:
+        if self.required and (not self.default_on or self.default_on_gpu is False):
             raise ValueError("a required model cannot be off by default")
         return self
 
@@ -180,6 +181,7 @@ def read_model(folder: Path) -> ModelEntry:
         labels=labels,
         required=toml.required,
         default_on=toml.default_on,
+        default_on_gpu=toml.default_on_gpu,
         frame_fusion=toml.fusion.frames,
         top_k=toml.fusion.top_k,
         largest_batch=toml.largest_batch,
@@ -295,7 +297,9 @@ class ModelRepository:
         """
         if names:
             named = (self.load(name) for name in dict.fromkeys(names))
-            return tuple(replace(model, manifest=replace(model.manifest, default_on=True)) for model in named)
+            return tuple(
+                replace(model, manifest=replace(model.manifest, default_on=True, default_on_gpu=None)) for model in named
+            )
         return tuple(
             self.load(name) for name, entry in self.entries.items() if entry.manifest.required or self.is_installed(name)
         )

@@ -137,22 +137,38 @@ class IndexSection(_Section):
     seconds: Seconds = Field(default=20.0, description="Longest time for one look into a container; then the worker is ended.")
 
 
+class EngineSection(_Section):
+    """Where videos are decoded and models run."""
+
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto",
+        description="auto: the GPU if one can be used, else the CPU, and the log says why; cpu or gpu: that or nothing.",
+    )
+
+
 class WarmDecoders(_Section):
     """Decoders that exist before the first call and are never closed for want of work."""
 
     codec: str = Field(default="h264", description="FFmpeg's name of the codec.")
     bit_depth: int = Field(default=8, description="Bits a component, 8 to 16.", ge=8, le=16)
     chroma_format: str = Field(default="420", description="400, 420, 422, 444 or rgb.")
-    size_class: PositiveInt = Field(default=2048, description="One of decoders.size_classes.")
+    size_class: PositiveInt = Field(default=2048, description="One of the section's size_classes.")
     count: PositiveInt = Field(default=1, description="How many; 1 or more.")
 
 
-class DecodersSection(_Section):
-    """The decoder pool."""
+def _decoders_agree(size_classes: Sequence[int], warm: Sequence[WarmDecoders], limit: int) -> None:
+    if list(size_classes) != sorted(set(size_classes)):
+        raise ValueError(f"size_classes must ascend without repetition, got {list(size_classes)}")
+    for decoders in warm:
+        if decoders.size_class not in size_classes:
+            raise ValueError(f"warm size_class {decoders.size_class} is none of size_classes {list(size_classes)}")
+    if (wanted := sum(decoders.count for decoders in warm)) > limit:
+        raise ValueError(f"{wanted} warm decoders exceed the limit of {limit}")
 
-    kind: Literal["auto", "cpu"] = Field(
-        default="auto", description="auto: the best that the machine has; cpu: software decoding in worker processes."
-    )
+
+class DecodersSection(_Section):
+    """Software decoding in worker processes: all of it on a CPU, beside a GPU what that refuses."""
+
     limit: int = Field(default=0, description="Most decoders at once; 0: two for each CPU core, at least 4.", ge=0)
     size_classes: tuple[PositiveInt, ...] = Field(
         default=(1024, 2048, 4096, 8192),
@@ -178,14 +194,7 @@ class DecodersSection(_Section):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        if list(self.size_classes) != sorted(set(self.size_classes)):
-            raise ValueError(f"size_classes must ascend without repetition, got {list(self.size_classes)}")
-        for warm in self.warm:
-            if warm.size_class not in self.size_classes:
-                raise ValueError(f"warm size_class {warm.size_class} is none of size_classes {list(self.size_classes)}")
-        wanted = sum(warm.count for warm in self.warm)
-        if wanted > self.most:
-            raise ValueError(f"{wanted} warm decoders exceed the limit of {self.most}")
+        _decoders_agree(self.size_classes, self.warm, self.most)
         return self
 
 
@@ -200,7 +209,7 @@ class ModelsSection(_Section):
 
 
 class InferenceSection(_Section):
-    """How models run."""
+    """How models run on a CPU."""
 
     threads: int = Field(default=0, description="Threads that run batches, all models together; 0: the CPU cores.", ge=0)
     intra_op_threads: PositiveInt = Field(
@@ -215,6 +224,86 @@ class InferenceSection(_Section):
     queue_limit: PositiveInt = Field(
         default=64, description="Pictures that may be queued for one model; further ones wait in their calls. 1 or more."
     )
+
+
+class GpuSection(_Section):
+    """Decoding and inference on a GPU."""
+
+    index: int = Field(
+        default=0, description="Which GPU, counted from 0 as CUDA does (within CUDA_VISIBLE_DEVICES); 0 or more.", ge=0
+    )
+    size_classes: tuple[PositiveInt, ...] = Field(
+        default=(2048, 4096, 8192),
+        description="Ascending longer sides in pixels; streams of one class, landscape or portrait, share decoders.",
+        min_length=1,
+    )
+    decoder_limit: PositiveInt = Field(default=28, description="Most hardware decoders at once; 1 or more.")
+    warm: tuple[WarmDecoders, ...] = Field(
+        default=(
+            WarmDecoders(count=12),  # the keyframes of one call, all at once
+            WarmDecoders(size_class=4096, count=2),
+            WarmDecoders(codec="hevc", count=4),
+            WarmDecoders(codec="hevc", bit_depth=10, count=1),
+            WarmDecoders(codec="vp9", count=1),
+            WarmDecoders(codec="vp8", count=1),
+        ),
+        description="Decoders that exist before the first call; what the GPU does not decode is left out, and the log says so.",
+    )
+    decoder_seconds: Seconds = Field(
+        default=5.0,
+        description="Longest time for one step of a decoder (a picture, a reconfiguration), in seconds; then it is replaced.",
+    )
+    software_wait: Seconds = Field(
+        default=10.0, description="Longest wait for a software decoder for what the GPU refuses, in seconds; more than 0."
+    )
+    arena_pictures: tuple[PositiveInt, ...] = Field(
+        default=(256, 48, 12),
+        description="For each of size_classes: decoded pictures that the GPU's memory has room for, until they are looked at.",
+        min_length=1,
+    )
+    batch_buckets: tuple[PositiveInt, ...] = Field(
+        default=(4, 8, 12, 16, 32, 64),
+        description="Ascending batch sizes for which each model is prepared; each takes memory. 1 to 1024.",
+        min_length=1,
+    )
+    largest_wait: float = Field(
+        default=0.02,
+        description="Seconds that an idle GPU waits for pictures which a call still brings; 0 or more.",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    queue_limit: PositiveInt = Field(
+        default=256, description="Pictures queued for the models from which on no batch waits for more of them; 1 or more."
+    )
+    half_precision: bool = Field(
+        default=True, description="Whether models run in float16 that may and that pass the check at start; else all in float32."
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="Whether networks run as CUDA graphs, which halves what a small batch takes."
+    )
+    memory_fraction: float = Field(
+        default=0.9,
+        description="Share of the GPU's memory, as it is free at start, that may be planned for; more than 0, at most 1.",
+        gt=0,
+        le=1,
+    )
+
+    @property
+    def largest_batch(self) -> int:
+        """Most pictures in a batch."""
+        return self.batch_buckets[-1]
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _decoders_agree(self.size_classes, self.warm, self.decoder_limit)
+        if len(self.arena_pictures) != len(self.size_classes):
+            raise ValueError(
+                f"arena_pictures {list(self.arena_pictures)} must have one number for each of size_classes "
+                f"{list(self.size_classes)}"
+            )
+        if list(self.batch_buckets) != sorted(set(self.batch_buckets)) or self.batch_buckets[-1] > 1024:
+            raise ValueError(f"batch_buckets must ascend without repetition, to 1024 at most, got {list(self.batch_buckets)}")
+        return self
 
 
 class SamplingSection(_Section):
@@ -247,9 +336,11 @@ class Config(BaseSettings):
     limits: LimitsSection = LimitsSection()
     receive: ReceiveSection = ReceiveSection()
     index: IndexSection = IndexSection()
+    engine: EngineSection = EngineSection()
     decoders: DecodersSection = DecodersSection()
     models: ModelsSection = ModelsSection()
     inference: InferenceSection = InferenceSection()
+    gpu: GpuSection = GpuSection()
     sampling: SamplingSection = SamplingSection()
     telemetry: TelemetrySection = TelemetrySection()
 

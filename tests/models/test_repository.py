@@ -75,6 +75,11 @@ def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
             "head 'magic' is unknown, known are centerface, classification, text_map, yolo",
         ),
         ('head = "classification"', 'head = "classification"\nrequired = true\ndefault_on = false', "cannot be off by default"),
+        (
+            'head = "classification"',
+            'head = "classification"\nrequired = true\ndefault_on_gpu = false',
+            "cannot be off by default",
+        ),
         ('"HASH"', '"abc"', "weights.sha256"),
         ('"mine.onnx"', '"../../etc/passwd"', "weights.file"),
         ("classes = [1]", "threshold = 1.5", "labels.0.threshold"),
@@ -106,11 +111,23 @@ def test_weights_beside_their_manifest(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_off_is_on_where_it_was_named(tmp_path: Path) -> None:
-    folder = model(tmp_path, GOOD.replace('version = "2"', 'version = "2"\ndefault_on = false'))
+    folder = model(tmp_path, GOOD.replace('version = "2"', 'version = "2"\ndefault_on = false\ndefault_on_gpu = false'))
     (folder / "mine.onnx").write_bytes(b"weights")
     repository = ModelRepository(tmp_path / "models", [tmp_path])
-    assert [installed.manifest.default_on for installed in repository.load_all()] == [False]
-    assert [installed.manifest.default_on for installed in repository.load_all(["mine"])] == [True]
+    for gpu in (False, True):
+        found = [repository.load_all(names)[0].manifest for names in ([], ["mine"])]
+        assert [(manifest.on_gpu() if gpu else manifest).default_on for manifest in found] == [False, True]
+
+
+@pytest.mark.parametrize(("told", "cpu", "gpu"), [("", True, True), ("default_on = false", False, False)])
+def test_what_is_on_by_default_holds_on_a_gpu_too_unless_it_says_otherwise(
+    tmp_path: Path, told: str, cpu: bool, gpu: bool
+) -> None:
+    manifest = read_model(model(tmp_path, GOOD.replace('version = "2"', f'version = "2"\n{told}'))).manifest
+    assert (manifest.default_on, manifest.on_gpu().default_on) == (cpu, gpu)
+    other = f"{told}\ndefault_on_gpu = {str(not gpu).lower()}"
+    manifest = read_model(model(tmp_path / "other", GOOD.replace('version = "2"', f'version = "2"\n{other}'))).manifest
+    assert (manifest.default_on, manifest.on_gpu().default_on) == (cpu, not gpu)
 
 
 def test_changed_weights_are_refused(tmp_path: Path) -> None:
@@ -169,7 +186,10 @@ def test_the_zoo_says_what_it_is() -> None:
     repository = ModelRepository(Path("nowhere"), [ZOO])
     manifests = {name: entry.manifest for name, entry in repository.entries.items()}
     assert [name for name, manifest in manifests.items() if manifest.required] == ["open-nsfw"]
-    assert not any("GPL" in manifest.licence for manifest in manifests.values() if manifest.default_on)
+    assert not any("GPL" in manifest.licence for manifest in manifests.values() if manifest.on_gpu().default_on)
+    on = {"centerface", "efficientnet-lite0", "open-nsfw"}
+    assert {name for name, manifest in manifests.items() if manifest.default_on} == on
+    assert {name for name, manifest in manifests.items() if manifest.on_gpu().default_on} == on | {"ppocr-text"}
     assert manifests["open-nsfw"].inputs.geometry == manifests["efficientnet-lite0"].inputs.geometry  # one resampling for both
 
 

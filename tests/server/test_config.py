@@ -40,6 +40,8 @@ def test_defaults_are_the_documented_ones():
     assert config.limits.pixels >= 7680 * 4320
     assert config.sampling.frames == 16
     assert config.sampling.largest_gap == 10
+    assert config.engine.device == "auto"
+    assert config.gpu.largest_batch == 64
 
 
 def test_the_order_of_sources(tmp_path, monkeypatch):
@@ -71,6 +73,7 @@ def test_unknown_keys_name_the_nearest(tmp_path, monkeypatch):
     assert any("server.lisen" in line and "did you mean listen?" in line for line in lines)
     assert any("recieve" in line and "did you mean receive?" in line for line in lines)
     assert any("decoders.warm.0.codek" in line and "did you mean codec?" in line for line in lines)
+    assert fails(gpu={"warm": [{"cout": 1}]}) == ["unknown setting gpu.warm.0.cout; did you mean count?"]
     monkeypatch.setenv("KEYGLANCE_SERVER__GRASE", "1")
     assert fails() == ["unknown setting KEYGLANCE_SERVER__GRASE in the environment; did you mean KEYGLANCE_SERVER__GRACE?"]
 
@@ -92,7 +95,12 @@ def test_variables_of_other_tools_are_left_alone(monkeypatch):
         ("limits", "frames", 1025),
         ("sampling", "least_score", 1.5),
         ("sampling", "largest_gap", "inf"),
-        ("decoders", "kind", "nvdec"),
+        ("engine", "device", "nvdec"),
+        ("gpu", "index", -1),
+        ("gpu", "decoder_limit", 0),
+        ("gpu", "memory_fraction", 0),
+        ("gpu", "memory_fraction", 1.1),
+        ("gpu", "largest_wait", "inf"),
         ("telemetry", "log_level", "loud"),
         ("index", "memory_limit", "1 MiB"),
     ],
@@ -112,6 +120,12 @@ def test_values_out_of_range_are_named(section, name, value):
         ({"decoders": {"size_classes": [2048, 1024]}}, "ascend"),
         ({"decoders": {"limit": 1}}, "exceed the limit of 1"),
         ({"decoders": {"warm": [{"size_class": 77}]}}, "77"),
+        ({"gpu": {"size_classes": [4096, 2048, 8192]}}, "ascend"),
+        ({"gpu": {"decoder_limit": 20}}, "21 warm decoders exceed the limit of 20"),
+        ({"gpu": {"warm": [{"size_class": 77}]}}, "77"),
+        ({"gpu": {"arena_pictures": [1, 2]}}, "arena_pictures [1, 2] must have one number for each of size_classes"),
+        ({"gpu": {"batch_buckets": [8, 8]}}, "batch_buckets must ascend"),
+        ({"gpu": {"batch_buckets": [8, 2048]}}, "to 1024 at most, got [8, 2048]"),
     ],
 )
 def test_settings_that_do_not_go_together(sections, part):
