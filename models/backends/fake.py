@@ -119,6 +119,13 @@ class FakeHead:
         scores = outputs[self.manifest.outputs[0]]
         return FrameResult({label.name: float(scores[place]) for place, label in enumerate(self.manifest.labels)})
 
+    def read_batch(self, outputs: Mapping[str, NDArray[Any]], placements: Sequence[Placement]) -> list[FrameResult | ValueError]:
+        """As `read`, of each picture."""
+        return [
+            self.read({name: values[row] for name, values in outputs.items()}, placement)
+            for row, placement in enumerate(placements)
+        ]
+
 
 def mean_colours(batch: NDArray[Any], normalisation: Normalisation) -> NDArray[np.float32]:
     """Mean red, green and blue of each frame of a normalised batch, [N, 3], 0 to 1."""

@@ -1,8 +1,8 @@
-"""Heads: from a model's output arrays of one picture to scores and regions."""
+"""Heads: from a model's output arrays to scores and regions of each picture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -20,10 +20,18 @@ class Head(Protocol):
     """Reads one model's outputs. Without state between pictures, so any number of threads may share it."""
 
     def read(self, outputs: Mapping[str, NDArray[Any]], placement: Placement) -> FrameResult:
-        """What the model says of one picture.
+        """What the model says of one picture: `read_batch` of one.
 
         `outputs` are arrays without a batch axis, by output name; `placement` says where the shown picture lay in the canvas.
         Raises `ValueError` where an output is missing, of another shape, or not finite.
+        """
+        ...
+
+    def read_batch(self, outputs: Mapping[str, NDArray[Any]], placements: Sequence[Placement]) -> list[FrameResult | ValueError]:
+        """What the model says of each picture of a batch, in order; instead of it a `ValueError` where `read` would raise one.
+
+        `outputs` are arrays [n, …] for n `placements`. No result refers to their memory, so it may be used again at once. A row
+        that is not finite fails alone, a missing output or a wrong shape fails all. Never raises for what the outputs hold.
         """
         ...
 

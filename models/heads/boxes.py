@@ -21,9 +21,9 @@ def best_candidates(scores: NDArray[np.float32], least: float) -> NDArray[np.int
 
 def to_picture(boxes: NDArray[np.floating], placement: Placement) -> NDArray[np.float64]:
     """Boxes (left, top, right, bottom) from canvas pixels to shares of the shown picture, cut to it."""
-    origin = np.tile([placement.left, placement.top], 2)
-    shares: NDArray[np.float64] = (boxes - origin) / np.tile([placement.width, placement.height], 2)
-    return shares.clip(0.0, 1.0)
+    origin = np.array([placement.left, placement.top, placement.left, placement.top])
+    shares: NDArray[np.float64] = (boxes - origin) / np.array([placement.width, placement.height] * 2)
+    return np.clip(shares, 0.0, 1.0, out=shares)
 
 
 def suppress(boxes: NDArray[np.float64], scores: NDArray[np.float32], overlap: float) -> NDArray[np.intp]:
@@ -39,6 +39,8 @@ def suppress(boxes: NDArray[np.float64], scores: NDArray[np.float32], overlap: f
     while waiting.size:
         best, rest = waiting[0], waiting[1:]
         kept.append(int(best))
+        if not rest.size:
+            break
         low = np.maximum(boxes[best, :2], boxes[rest, :2])
         high = np.minimum(boxes[best, 2:], boxes[rest, 2:])
         common = np.prod(np.maximum(high - low, 0.0), axis=1)

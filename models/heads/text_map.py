@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
-from models.heads.checks import settings, take
+from models.heads.batch import BatchHead, Output, settings
+from models.heads.components import Components, components
 from models.manifest import Manifest
-from models.result import FrameResult, Region
+from models.result import FrameResult, LabelNames, LabelScores, Region
 from models.spec import Placement
 
 _DEFAULTS: Mapping[str, float] = {
@@ -25,7 +25,7 @@ _DEFAULTS: Mapping[str, float] = {
 }
 
 
-class TextMapHead:
+class TextMapHead(BatchHead):
     """One output of [1, h, w], the probability of text at every canvas pixel (or, with option `stride`, every so many).
 
     Pixels of at least `threshold` that touch each other are a text; one whose mean probability is below `box_threshold` or that
@@ -39,8 +39,9 @@ class TextMapHead:
         if len(manifest.labels) != 1 or len(manifest.outputs) != 1:
             raise ValueError(f"model {manifest.name!r} needs one label and one output")
         options = settings(manifest, _DEFAULTS)
-        self._label = manifest.labels[0].name
+        self._labels = LabelNames.of(manifest)
         self._output = manifest.outputs[0]
+        self.dimensions = {self._output: 3}
         self._stride = options["stride"]
         self._threshold = options["threshold"]
         self._box_threshold = options["box_threshold"]
@@ -51,40 +52,59 @@ class TextMapHead:
         if self._stride <= 0 or self._half_coverage <= 0:
             raise ValueError(f"model {manifest.name!r}: stride and half_coverage must be above 0")
 
-    def read(self, outputs: Mapping[str, NDArray[Any]], placement: Placement) -> FrameResult:
-        """As `models.heads.Head.read`."""
-        maps = take(outputs, self._output, 3)
-        if maps.shape[0] != 1:
-            raise ValueError(f"output {self._output!r} has shape {maps.shape}, (1, height, width) expected")
-        left, top = placement.left / self._stride, placement.top / self._stride
-        width, height = placement.width / self._stride, placement.height / self._stride
-        # The pixels whose centre lies in the shown picture.
-        row, column = max(0, round(top)), max(0, round(left))
-        probability = maps[0, row : max(0, round(top + height)), column : max(0, round(left + width))]
-        if not probability.size:
-            return FrameResult(scores={self._label: 0.0})
-        labelled, count = ndimage.label(probability >= self._threshold)
-        numbers = np.arange(1, count + 1)
-        pixels = np.bincount(labelled.ravel(), minlength=count + 1)[1:]
-        mean = np.bincount(labelled.ravel(), probability.ravel(), count + 1)[1:] / np.maximum(pixels, 1)
-        texts = numbers[(pixels >= self._least_pixels) & (mean >= self._box_threshold)] - 1
-        coverage = min(1.0, float(pixels[texts].sum()) / probability.size)
-        boxes = ndimage.find_objects(labelled)
-        largest = texts[np.argsort(-pixels[texts], kind="stable")][: self._most_regions]
-        regions = tuple(
-            self._region(boxes[number], float(mean[number]), int(pixels[number]), (column - left, row - top), (width, height))
-            for number in largest
-        )
-        return FrameResult(scores={self._label: coverage / (coverage + self._half_coverage)}, regions=regions)
+    def _read(self, outputs: Mapping[str, Output], placements: Sequence[Placement]) -> list[FrameResult]:
+        output = outputs[self._output]
+        if output.values.shape[1] != 1:
+            raise ValueError(f"output {self._output!r} has shape {output.values.shape[1:]}, (1, height, width) expected")
+        coverage = np.zeros(len(placements))
+        regions: dict[int, tuple[Region, ...]] = {}
+        if (maybe := np.flatnonzero(output.highest >= self._threshold)).size:
+            placed = [placements[row] for row in maybe.tolist()]
+            coverage[maybe], found = self._texts(output.values[:, 0][maybe], placed)
+            regions = dict(zip(maybe.tolist(), found, strict=True))
+        scores = (coverage / (coverage + self._half_coverage)).astype(np.float32)[:, None]
+        return [FrameResult(LabelScores(self._labels, score), regions.get(row, ())) for row, score in enumerate(scores)]
 
-    def _region(
-        self, box: tuple[slice, slice], score: float, pixels: int, origin: tuple[float, float], size: tuple[float, float]
-    ) -> Region:
-        """The bounding box grown by area * `grow` / perimeter (equation 10 of the source), as shares of the shown picture."""
-        rows, columns = box
-        high, wide = rows.stop - rows.start, columns.stop - columns.start
-        margin = pixels * self._grow / (2 * (high + wide))
-        x0, x1 = ((edge + origin[0]) / size[0] for edge in (columns.start - margin, columns.stop + margin))
-        y0, y1 = ((edge + origin[1]) / size[1] for edge in (rows.start - margin, rows.stop + margin))
-        x0, x1, y0, y1 = (min(1.0, max(0.0, edge)) for edge in (x0, x1, y0, y1))
-        return Region(self._label, min(1.0, max(0.0, score)), x0, y0, x1 - x0, y1 - y0)
+    def _texts(
+        self, maps: NDArray[np.float32], placements: Sequence[Placement]
+    ) -> tuple[NDArray[np.float64], list[tuple[Region, ...]]]:
+        """Coverage and regions of each of `maps` [n, h, w], n >= 1."""
+        pictures = np.array([(one.left, one.top, one.width, one.height) for one in placements]) / self._stride
+        insides = [_inside(picture, maps.shape[1:]) for picture in pictures.tolist()]
+        found = components(maps, insides, self._threshold)
+        texts = np.flatnonzero((found.pixels >= self._least_pixels) & (found.mean >= self._box_threshold))
+        covered = np.bincount(found.number[texts], found.pixels[texts], len(maps))
+        areas = np.array([(rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in insides])
+        coverage = np.minimum(1.0, covered / np.maximum(areas, 1))
+        # By map, the largest first, of equal ones the first.
+        texts = texts[np.lexsort((-found.pixels[texts], found.number[texts]))]
+        boxes = self._boxes(found, texts, pictures).tolist()
+        label, scores = self._labels.names[0], np.clip(found.mean[texts], 0.0, 1.0).tolist()
+        ends = np.searchsorted(found.number[texts], np.arange(len(maps) + 1)).tolist()
+        return coverage, [
+            tuple(Region(label, scores[place], *boxes[place]) for place in range(begin, min(end, begin + self._most_regions)))
+            for begin, end in itertools.pairwise(ends)
+        ]
+
+    def _boxes(self, found: Components, texts: NDArray[np.intp], pictures: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bounding boxes (x, y, width, height), as shares of the shown picture.
+
+        Each is grown by area * `grow` / perimeter (equation 10 of the source) to every side, and cut to the picture.
+        """
+        low = np.stack([found.left[texts], found.top[texts]], axis=1)
+        high = np.stack([found.right[texts], found.bottom[texts]], axis=1)
+        margin = (found.pixels[texts] * self._grow / (2 * (high - low).sum(axis=1)))[:, None]
+        origin, size = np.split(pictures[found.number[texts]], 2, axis=1)
+        low, high = (np.clip((edge - origin) / size, 0.0, 1.0) for edge in (low - margin, high + margin))
+        return np.concatenate([low, high - low], axis=1)
+
+
+def _inside(picture: Sequence[float], shape: tuple[int, ...]) -> tuple[slice, slice]:
+    """Rows and columns of a map of `shape` whose pixels' centres lie in `picture` (left, top, width, height in pixels)."""
+    left, top, width, height = picture
+    return _pixels(top, top + height, shape[0]), _pixels(left, left + width, shape[1])
+
+
+def _pixels(begin: float, end: float, count: int) -> slice:
+    first = min(max(0, round(begin)), count)
+    return slice(first, min(max(first, round(end)), count))
