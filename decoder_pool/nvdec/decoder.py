@@ -35,6 +35,8 @@ from keyglance.video import StreamConfig
 _DEPTHS = (8, 10, 12)
 #: Codecs whose damaged pictures the hardware tells (measured: H.264 and HEVC; nothing is ever said of the others).
 _DAMAGE_TOLD = frozenset(("h264", "hevc"))
+#: Codecs that are decoded although it says nothing of them.
+_DAMAGE_UNTOLD = ("av1", "vp8", "vp9")
 _ASIDE = 4  # units of one drive that software may have in hand before hardware goes on with no further one
 _REMEMBERED = 256  # refusals kept by configuration
 
@@ -48,6 +50,18 @@ class NvdecLimits:
     step_seconds: float = 5.0
     start_seconds: float = 30.0
     settle_seconds: float = 2.0
+
+
+def capabilities(gpu: Gpu, damage_untold: Collection[str] = _DAMAGE_UNTOLD) -> dict[tuple[str, int, str], Bounds]:
+    """What of the driver's capabilities `NvdecFactory` makes use of, by codec, bit depth and chroma format."""
+    return {
+        (codec, depth, chroma): bounds
+        for codec in CODECS
+        if codec in _DAMAGE_TOLD or codec in damage_untold
+        for depth in _DEPTHS
+        for chroma in CHROMA_FORMATS
+        if (bounds := gpu.bounds(codec, depth, chroma)) is not None
+    }
 
 
 def arena_slots(size_classes: Sequence[int], counts: Sequence[int], *, bytes_per_pixel: float = 3.0) -> dict[int, int]:
@@ -80,7 +94,7 @@ class NvdecFactory:
         watch: StdoutWatch,
         size_classes: Sequence[int],
         software: SoftwareDecoding | None = None,
-        damage_untold: Collection[str] = ("av1", "vp8", "vp9"),
+        damage_untold: Collection[str] = _DAMAGE_UNTOLD,
         limits: NvdecLimits | None = None,
     ) -> None:
         self._gpu = gpu
@@ -91,14 +105,7 @@ class NvdecFactory:
         self._numbers = itertools.count(1)
         self.arena = arena
         self.uploader = Uploader(gpu.cupy, gpu.device, arena)
-        self.capabilities: Mapping[tuple[str, int, str], Bounds] = {
-            (codec, depth, chroma): bounds
-            for codec in CODECS
-            if codec in _DAMAGE_TOLD or codec in damage_untold
-            for depth in _DEPTHS
-            for chroma in CHROMA_FORMATS
-            if (bounds := gpu.bounds(codec, depth, chroma)) is not None
-        }
+        self.capabilities: Mapping[tuple[str, int, str], Bounds] = capabilities(gpu, damage_untold)
         self._plans = functools.lru_cache(_REMEMBERED)(StreamPlan.of)
         self._refusals = functools.lru_cache(_REMEMBERED)(self._refusal)
 
