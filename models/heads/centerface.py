@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.heads.batch import BatchHead, Output, settings
-from models.heads.boxes import best_candidates, suppress, to_picture
+from models.heads.boxes import Candidates
+from models.heads.masks import places
 from models.manifest import Manifest
 from models.result import FrameResult, LabelNames, LabelScores, Region
 from models.spec import Placement
@@ -45,38 +46,35 @@ class CenterFaceHead(BatchHead):
         scores = np.zeros((len(placements), 1), np.float32)
         for row, inside in enumerate(insides):
             scores[row, 0] = heat[row, 0, *inside].max(initial=0.0)
-        found = {
-            row: self._faces(heat[row, 0], scale[row], offset[row], insides[row], placements[row])
-            for row in np.flatnonzero(scores[:, 0] >= self._threshold).tolist()
-        }
+        faces: list[tuple[Region, ...]] = [()] * len(placements)
+        if (some := np.flatnonzero(scores[:, 0] >= self._threshold)).size:
+            found = self._candidates(heat[:, 0], scale, offset, some, insides)
+            faces = found.regions(self._labels.names, placements, self._overlap)
         np.minimum(scores, 1.0, out=scores)
-        return [FrameResult(LabelScores(self._labels, score), found.get(row, ())) for row, score in enumerate(scores)]
+        return [FrameResult(LabelScores(self._labels, score), found) for score, found in zip(scores, faces, strict=True)]
 
-    def _faces(
+    def _candidates(
         self,
         heat: NDArray[np.float32],
         scale: NDArray[np.float32],
         offset: NDArray[np.float32],
-        inside: tuple[slice, slice],
-        placement: Placement,
-    ) -> tuple[Region, ...]:
-        """The faces of one picture, from maps of [h, w], [2, h, w] and [2, h, w]."""
-        shown = heat[inside]
-        rows, columns = np.unravel_index(best_candidates(shown.ravel(), self._threshold), shown.shape)
-        scores = shown[rows, columns]
-        rows, columns = rows + inside[0].start, columns + inside[1].start
+        pictures: NDArray[np.intp],
+        insides: Sequence[tuple[slice, slice]],
+    ) -> Candidates:
+        """The cells above the threshold inside `pictures`, of maps of [n, h, w], [n, 2, h, w] and [n, 2, h, w]."""
+        mask = np.zeros((pictures.size, *heat.shape[1:]), np.bool_)
+        for cells, picture in zip(mask, pictures.tolist(), strict=True):
+            inside = insides[picture]
+            np.greater_equal(heat[picture][inside], self._threshold, out=cells[inside])
+        place, rows, columns = np.unravel_index(places(mask.reshape(-1)), mask.shape)
+        picture = pictures[place]
         # A size is at most a canvas' side: e^20 would already be one, and float32 overflows at e^88.
-        height, width = np.exp(np.minimum(scale[:, rows, columns], 20.0)) * _STRIDE
-        down, right = offset[:, rows, columns]
+        height, width = np.exp(np.minimum(scale[picture, :, rows, columns].T, 20.0)) * _STRIDE
+        down, right = offset[picture, :, rows, columns].T
         y = (rows + down + 0.5) * _STRIDE - height / 2
         x = (columns + right + 0.5) * _STRIDE - width / 2
-        boxes = to_picture(np.stack([x, y, x + width, y + height], axis=1), placement)
-        kept = suppress(boxes, scores, self._overlap)
-        (label,) = self._labels.names
-        return tuple(
-            Region(label, min(1.0, score), x0, y0, x1 - x0, y1 - y0)
-            for score, (x0, y0, x1, y1) in zip(scores[kept].tolist(), boxes[kept].tolist(), strict=True)
-        )
+        boxes = np.stack([x, y, x + width, y + height], axis=1)
+        return Candidates(picture, np.zeros_like(picture), heat[picture, rows, columns], boxes)
 
 
 def _inside(placement: Placement, shape: tuple[int, ...]) -> tuple[slice, slice]:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from models.heads.masks import places
+
 Integers = NDArray[np.intp]
 
 
@@ -30,27 +32,32 @@ class Components:
     right: Integers
 
 
-def components(maps: NDArray[np.float32], insides: Sequence[tuple[slice, slice]], threshold: float) -> Components:
-    """The components of what is at least `threshold` in `maps` [n, h, w], n >= 1, each inside its rows and columns alone.
+def components(
+    maps: NDArray[np.float32], numbers: Integers, insides: Sequence[tuple[slice, slice]], threshold: float
+) -> Components:
+    """The components of what is at least `threshold` in those `maps` [n, h, w], each inside its own rows and columns alone.
+
+    `numbers` are of one map or more, ascending; `insides` one for each of them.
 
     Works on runs of pixels in rows instead of single ones, and on all maps together: both make it many times quicker than a
     labelled picture of each.
     """
-    count, height, width = maps.shape
+    _, height, width = maps.shape
     # A blank element in front, a blank column on the right and a blank row below end every run and part the maps.
     stride, rows = width + 1, height + 1
-    blank_and_mask = np.zeros(1 + count * rows * stride, np.bool_)
-    mask = blank_and_mask[1:].reshape(count, rows, stride)
-    for cells, values, inside in zip(mask, maps, insides, strict=True):
-        np.greater_equal(values[inside], threshold, out=cells[:height, :width][inside])
-    edges = np.flatnonzero(blank_and_mask[1:] != blank_and_mask[:-1])
+    blank_and_mask = np.zeros(1 + numbers.size * rows * stride, np.bool_)
+    mask = blank_and_mask[1:].reshape(-1, rows, stride)
+    for cells, number, inside in zip(mask, numbers, insides, strict=True):
+        np.greater_equal(maps[number][inside], threshold, out=cells[:height, :width][inside])
+    edges = places(blank_and_mask[1:] != blank_and_mask[:-1])
     start, stop = edges[::2], edges[1::2]
     component = _joined(start, stop, stride)
     size = int(component.max(initial=-1)) + 1
 
     length = stop - start
     row, left = np.divmod(start, stride)
-    number, row = np.divmod(row, rows)
+    place, row = np.divmod(row, rows)
+    number = numbers[place]
     pixels = np.bincount(component, length, size).astype(np.intp)
     values = maps.reshape(-1).take(_ranges((number * height + row) * width + left, length)).astype(np.float64)
     sums = np.add.reduceat(values, np.cumsum(length) - length) if length.size else values

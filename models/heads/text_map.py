@@ -56,30 +56,29 @@ class TextMapHead(BatchHead):
         output = outputs[self._output]
         if output.values.shape[1] != 1:
             raise ValueError(f"output {self._output!r} has shape {output.values.shape[1:]}, (1, height, width) expected")
-        coverage = np.zeros(len(placements))
-        regions: dict[int, tuple[Region, ...]] = {}
+        maps = output.values[:, 0]
+        coverage = np.zeros(len(maps))
+        regions: list[tuple[Region, ...]] = [()] * len(maps)
         if (maybe := np.flatnonzero(output.highest >= self._threshold)).size:
-            placed = [placements[row] for row in maybe.tolist()]
-            coverage[maybe], found = self._texts(output.values[:, 0][maybe], placed)
-            regions = dict(zip(maybe.tolist(), found, strict=True))
+            coverage, regions = self._texts(maps, maybe, placements)
         scores = (coverage / (coverage + self._half_coverage)).astype(np.float32)[:, None]
-        return [FrameResult(LabelScores(self._labels, score), regions.get(row, ())) for row, score in enumerate(scores)]
+        return [FrameResult(LabelScores(self._labels, score), found) for score, found in zip(scores, regions, strict=True)]
 
     def _texts(
-        self, maps: NDArray[np.float32], placements: Sequence[Placement]
+        self, maps: NDArray[np.float32], maybe: NDArray[np.intp], placements: Sequence[Placement]
     ) -> tuple[NDArray[np.float64], list[tuple[Region, ...]]]:
-        """Coverage and regions of each of `maps` [n, h, w], n >= 1."""
+        """Coverage and regions of each of `maps` [n, h, w], of which only those with numbers in `maybe` may have texts."""
         pictures = np.array([(one.left, one.top, one.width, one.height) for one in placements]) / self._stride
-        insides = [_inside(picture, maps.shape[1:]) for picture in pictures.tolist()]
-        found = components(maps, insides, self._threshold)
+        insides = [_inside(picture, maps.shape[1:]) for picture in pictures[maybe].tolist()]
+        found = components(maps, maybe, insides, self._threshold)
         texts = np.flatnonzero((found.pixels >= self._least_pixels) & (found.mean >= self._box_threshold))
-        covered = np.bincount(found.number[texts], found.pixels[texts], len(maps))
-        areas = np.array([(rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in insides])
-        coverage = np.minimum(1.0, covered / np.maximum(areas, 1))
+        areas = np.ones(len(maps))
+        areas[maybe] = [max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) for rows, columns in insides]
+        coverage = np.bincount(found.number[texts], found.pixels[texts], len(maps)) / areas
         # By map, the largest first, of equal ones the first.
         texts = texts[np.lexsort((-found.pixels[texts], found.number[texts]))]
-        boxes = self._boxes(found, texts, pictures).tolist()
         label, scores = self._labels.names[0], np.clip(found.mean[texts], 0.0, 1.0).tolist()
+        boxes = self._boxes(found, texts, pictures).tolist()
         ends = np.searchsorted(found.number[texts], np.arange(len(maps) + 1)).tolist()
         return coverage, [
             tuple(Region(label, scores[place], *boxes[place]) for place in range(begin, min(end, begin + self._most_regions)))

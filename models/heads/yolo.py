@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.heads.batch import BatchHead, Output, settings
-from models.heads.boxes import best_candidates, suppress, to_picture
+from models.heads.boxes import Candidates
 from models.manifest import Manifest
 from models.result import FrameResult, LabelNames, LabelScores, Region
 from models.spec import Placement
@@ -39,32 +39,28 @@ class YoloHead(BatchHead):
         if values.shape[1] <= self._classes.max():
             least = self._classes.max() + 1
             raise ValueError(f"output {self._output!r} has shape {values.shape[1:]}, at least {least} rows expected")
-        scores = np.zeros((len(placements), len(self._rows)), np.float32)
-        found = [self._one(picture, placement, into) for picture, placement, into in zip(values, placements, scores, strict=True)]
-        return [FrameResult(LabelScores(self._labels, row), regions) for row, regions in zip(scores, found, strict=True)]
+        x, y = values[:, 0], values[:, 1]
+        left, top, wide, high = np.array([(one.left, one.top, one.width, one.height) for one in placements]).T[:, :, None]
+        inside = (x >= left) & (x < left + wide) & (y >= top) & (y < top + high)
+        # One picture at a time stays in the cache; what lies outside scores 0.
+        by_class = np.array([(one[self._classes] * cells).max(axis=1) for one, cells in zip(values, inside, strict=True)])
+        scores = np.clip(np.maximum.reduceat(by_class, self._starts, axis=1), 0.0, 1.0)
+        things: list[tuple[Region, ...]] = [()] * len(placements)
+        if (pairs := np.argwhere(scores >= self._threshold)).size:
+            found = self._candidates(values, inside, pairs)
+            things = found.regions(self._labels.names, placements, self._overlap)
+        return [FrameResult(LabelScores(self._labels, row), regions) for row, regions in zip(scores, things, strict=True)]
 
-    def _one(self, values: NDArray[np.float32], placement: Placement, scores: NDArray[np.float32]) -> tuple[Region, ...]:
-        """The things of one picture; writes each label's score to `scores`."""
-        x, y = values[:2]
-        inside = (x >= placement.left) & (x < placement.left + placement.width)
-        inside &= (y >= placement.top) & (y < placement.top + placement.height)
-        by_class = (values[self._classes] * inside).max(axis=1)  # what lies outside scores 0
-        np.clip(np.maximum.reduceat(by_class, self._starts), 0.0, 1.0, out=scores)
-        regions: list[Region] = []
-        for label in np.flatnonzero(scores >= self._threshold).tolist():
-            regions += self._things(label, values, inside, placement)
-        return tuple(regions)
-
-    def _things(self, label: int, values: NDArray[np.float32], inside: NDArray[np.bool_], placement: Placement) -> list[Region]:
-        """The things of one label; `inside` says of each column of `values` whether it lies in the picture."""
-        found = np.where(inside, np.clip(values[self._rows[label]].max(axis=0), 0.0, 1.0), np.float32(-1))
-        candidates = best_candidates(found, self._threshold)
-        x, y, width, height = values[:4, candidates]
-        corners = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
-        boxes = to_picture(corners, placement)
-        kept = suppress(boxes, found[candidates], self._overlap)
-        name = self._labels.names[label]
-        return [
-            Region(name, score, left, top, right - left, bottom - top)
-            for score, (left, top, right, bottom) in zip(found[candidates[kept]].tolist(), boxes[kept].tolist(), strict=True)
-        ]
+    def _candidates(self, values: NDArray[np.float32], inside: NDArray[np.bool_], pairs: NDArray[np.intp]) -> Candidates:
+        """The places above the threshold, of each of `pairs` [pairs, 2] of a picture's number and a label's."""
+        columns: list[NDArray[np.intp]] = []
+        scores: list[NDArray[np.float32]] = []
+        for picture, label in pairs.tolist():
+            best = values[picture, self._rows[label]].max(axis=0)
+            columns.append(np.flatnonzero((best >= self._threshold) & inside[picture]))
+            scores.append(best[columns[-1]])
+        pair = np.repeat(np.arange(len(pairs)), [found.size for found in columns])
+        picture, label = pairs[pair].T
+        x, y, width, height = values[picture, :4, np.concatenate(columns)].T
+        boxes = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
+        return Candidates(picture, label, np.concatenate(scores), boxes)

@@ -16,6 +16,7 @@ from models.heads import HEADS, Head, make_head
 from models.manifest import LabelSpec, Manifest
 from models.result import FrameResult
 from models.spec import Fit, Geometry, InputSpec, Normalisation, Placement
+from tests.models import heads_reference
 
 INPUTS = InputSpec("x", Geometry(((32, 64),), Fit.LETTERBOX), Normalisation())
 WHOLE = Placement(left=0, top=0, width=64, height=32)
@@ -273,6 +274,134 @@ def test_any_detections_give_boxes_inside_the_picture(
 ) -> None:
     head = yolo(LabelSpec("a", classes=(0,)), LabelSpec("b", classes=(1, 2)))
     assert_sound(head.read({"y": np.concatenate([boxes, scores])}, placement), {"a", "b"})
+
+
+# --- batches
+
+PLACEMENTS = [WHOLE, Placement(16, 0, 32, 32), Placement(-16, -8, 96, 48), Placement(0, 5.5, 64, 1), Placement(0, 30, 64, 9)]
+BATCHED = {
+    "classification": manifest(
+        "classification",
+        ("y",),
+        (LabelSpec("one", classes=(3,)), LabelSpec("two", classes=(1, 4)), LabelSpec("same", classes=(3,))),
+        {"softmax": 1},
+    ),
+    "probabilities": manifest("classification", ("y",), (LabelSpec("one", classes=(3, 0)),), {"softmax": 0}),
+    "centerface": manifest("centerface", ("h", "s", "o"), (LabelSpec("face"),), {"box_threshold": 0.4, "overlap": 0.3}),
+    "text_map": manifest(
+        "text_map",
+        ("m",),
+        (LabelSpec("text"),),
+        {
+            "stride": 2.0,
+            "threshold": 0.3,
+            "box_threshold": 0.45,
+            "least_pixels": 2,
+            "half_coverage": 0.01,
+            "grow": 1.5,
+            "most_regions": 5,
+        },
+    ),
+    "yolo": manifest(
+        "yolo",
+        ("y",),
+        (LabelSpec("a", classes=(0,)), LabelSpec("b", classes=(1, 2))),
+        {"box_threshold": 0.3, "overlap": 0.45},
+    ),
+}
+
+
+def random_outputs(kind: str, rows: int, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Outputs of a batch for `BATCHED`: pictures with nothing, with a little, and with a crowd."""
+    rng = np.random.default_rng(seed)
+    busy = rng.choice([0.2, 0.6, 1.0], (rows, 1, 1))
+
+    def uniform(*shape: int) -> NDArray[np.float64]:
+        return rng.random((rows, *shape))
+
+    match kind:
+        case "classification":
+            found = {"y": rng.normal(0, 5, (rows, 6))}
+        case "probabilities":
+            found = {"y": uniform(6)}
+        case "centerface":
+            found = {"h": uniform(1, 8, 16) * busy[..., None], "s": uniform(2, 8, 16) * 3, "o": uniform(2, 8, 16) * 2 - 1}
+        case "text_map":
+            coarse = (uniform(1, 8, 16) * busy[..., None]).repeat(2, axis=2).repeat(2, axis=3)
+            found = {"m": np.clip(coarse + 0.3 * uniform(1, 16, 32), 0, 1)}
+        case _:
+            boxes = uniform(4, 40) * np.array([[64], [32], [20], [20]])
+            found = {"y": np.concatenate([boxes, uniform(3, 40) * busy], axis=1)}
+    return {name: values.astype(np.float32) for name, values in found.items()}
+
+
+def assert_near(result: FrameResult | ValueError, expected: FrameResult) -> None:
+    assert isinstance(result, FrameResult)
+    assert result.scores == pytest.approx(dict(expected.scores), abs=1e-6)
+    assert [region.label for region in result.regions] == [region.label for region in expected.regions]
+    for one, other in zip(result.regions, expected.regions, strict=True):
+        assert (one.score, one.x, one.y, one.width, one.height) == pytest.approx(
+            (other.score, other.x, other.y, other.width, other.height), abs=1e-5
+        )
+
+
+batches = given(
+    kind=st.sampled_from(sorted(BATCHED)),
+    placements=st.lists(st.sampled_from(PLACEMENTS), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@batches
+def test_batches_are_read_as_the_reference_reads_each_picture(kind: str, placements: list[Placement], seed: int) -> None:
+    spec = BATCHED[kind]
+    outputs = random_outputs(kind, len(placements), seed)
+    results = make_head(spec).read_batch(outputs, placements)
+    for row, (result, placement) in enumerate(zip(results, placements, strict=True)):
+        one = {name: values[row] for name, values in outputs.items()}
+        assert_near(result, getattr(heads_reference, spec.head)(spec, one, placement))
+
+
+@batches
+def test_a_picture_is_read_the_same_alone_and_in_any_batch(kind: str, placements: list[Placement], seed: int) -> None:
+    head, outputs = make_head(BATCHED[kind]), random_outputs(kind, len(placements), seed)
+    alone = [
+        head.read({name: values[row] for name, values in outputs.items()}, placement) for row, placement in enumerate(placements)
+    ]
+    kept = {name: values.copy() for name, values in outputs.items()}
+    results = head.read_batch(outputs, placements)
+    for name, values in outputs.items():
+        assert np.array_equal(values, kept[name])  # what it is given is only read,
+        values[:] = 0.5  # and no result refers to it
+    assert results == alone
+
+
+@batches
+def test_a_row_that_is_not_finite_fails_alone(kind: str, placements: list[Placement], seed: int) -> None:
+    head, outputs = make_head(BATCHED[kind]), random_outputs(kind, len(placements), seed)
+    good = head.read_batch(outputs, placements)
+    row, name, value = seed % len(placements), sorted(outputs)[seed % len(outputs)], (np.nan, np.inf, -np.inf)[seed % 3]
+    outputs[name][row].flat[seed % outputs[name][row].size] = value
+    results = head.read_batch(outputs, placements)
+    assert isinstance(results[row], ValueError)
+    assert str(results[row]) == f"output {name!r} is not finite everywhere"
+    assert [*results[:row], *results[row + 1 :]] == [*good[:row], *good[row + 1 :]]
+
+
+@pytest.mark.parametrize("kind", sorted(BATCHED))
+def test_what_is_wrong_with_the_whole_batch_fails_every_row_with_an_error_of_its_own(kind: str) -> None:
+    head, outputs = make_head(BATCHED[kind]), random_outputs(kind, 3, 1)
+    name = next(iter(outputs))
+    for broken, message in [
+        ({}, "is missing"),
+        ({**outputs, name: outputs[name][:2]}, "has 2 rows, 3 expected"),
+        ({**outputs, name: outputs[name][..., None]}, "dimensions expected"),
+        ({**outputs, name: outputs[name][:, :0]}, "dimensions expected"),
+    ]:
+        results = head.read_batch(broken, [WHOLE] * 3)
+        assert len({id(result) for result in results}) == 3
+        assert all(isinstance(result, ValueError) and message in str(result) for result in results)
+    assert head.read_batch(outputs, []) == []
 
 
 # --- all
