@@ -217,7 +217,7 @@ class Indexer:
     @property
     def alive(self) -> int:
         """Workers that exist now."""
-        return sum(worker.alive for worker in self._workers)
+        return sum(worker.alive for worker in tuple(self._workers))  # copied in one step: metrics look from another thread
 
     @property
     def idle(self) -> int:

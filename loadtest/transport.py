@@ -29,6 +29,7 @@ from loadtest.index import LAYOUTS, clip, remuxed
 from models.policy import Policy
 from server.config import Config
 from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.engine_stats import EngineStats
 from server.lifecycle import Parts, serve
 from server.pipeline import Pipeline
 from server.servicer import Labeler, limits_of
@@ -49,6 +50,10 @@ class IdleEngine:
     def info(self) -> EngineInfo:
         """No models, no decoders."""
         return EngineInfo("none", (), ())
+
+    def stats(self) -> EngineStats:
+        """Nothing to tell."""
+        return EngineStats()
 
     async def run(self, job: EngineJob) -> EngineResult:
         """One empty result for each wanted sample."""

@@ -14,7 +14,7 @@ class Admission:
     """The calls in flight. Calls that come before `open` wait for it within their own deadline."""
 
     def __init__(self, limit: int, *, retry_after: float = 1.0) -> None:
-        self._limit = limit
+        self.limit = limit
         self._retry_after = retry_after
         self._calls: set[Call] = set()
         self._opened = asyncio.Event()
@@ -31,7 +31,7 @@ class Admission:
     async def admit(self, call: Call) -> AsyncIterator[None]:
         """Counts the call for as long as the block runs. Raises `Draining` or `Overloaded`."""
         self._refuse_if_draining()
-        if len(self._calls) >= self._limit:
+        if len(self._calls) >= self.limit:
             raise Overloaded(f"{len(self._calls)} calls are in flight, no more are taken", retry_after=self._retry_after)
         self._calls.add(call)
         self._idle.clear()
@@ -70,4 +70,4 @@ class Admission:
 
     def __repr__(self) -> str:
         state = "draining" if self._draining else "open" if self._opened.is_set() else "not open yet"
-        return f"<Admission {state}, {len(self._calls)} of {self._limit} calls>"
+        return f"<Admission {state}, {len(self._calls)} of {self.limit} calls>"

@@ -50,6 +50,15 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 
 
+def _address(address: str) -> str:
+    # gRPC itself takes nearly everything: a name alone means port 443, port 99999 means 34463.
+    host, _, port = address.rpartition(":")
+    is_path = address.startswith("unix:") and len(address) > len("unix:")
+    if not is_path and not (host and port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise ValueError("not HOST:PORT, [IPV6]:PORT or unix:PATH")
+    return address
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -70,7 +79,26 @@ class ServerSection(_Section):
     concurrent_calls: PositiveInt = Field(
         default=256, description="Calls handled or waiting at once; one more gets OVERLOADED. 1 or more."
     )
+    connection_age: Seconds = Field(
+        default=600.0,
+        description="Seconds after which a connection is ended once its calls are, so that callers spread anew over fronts and servers.",
+    )
     reuse_port: bool = Field(default=False, description="Whether several servers may share one port (SO_REUSEPORT).")
+    fronts: int = Field(
+        default=0,
+        description="Processes that speak gRPC, on one port, beside processes that decode and infer; 0: one process does all. 0 to 64.",
+        ge=0,
+        le=64,
+    )
+    engines: int = Field(
+        default=0,
+        description="Processes that decode and infer, each on a GPU of its own from gpu.index on; 0: one for each GPU, or one. 0 to 64.",
+        ge=0,
+        le=64,
+    )
+    heartbeat: Seconds = Field(
+        default=5.0, description="Seconds without an answer after which a front or an engine is ended and started again."
+    )
     tls_certificate: OptionalPath = Field(
         default=None, description="PEM file with the server's certificate chain; with tls_key it turns TLS on."
     )
@@ -82,12 +110,13 @@ class ServerSection(_Section):
     @field_validator("listen")
     @classmethod
     def _is_an_address(cls, listen: str) -> str:
-        # gRPC itself takes nearly everything: a name alone means port 443, port 99999 means 34463.
-        host, _, port = listen.rpartition(":")
-        is_path = listen.startswith("unix:") and len(listen) > len("unix:")
-        if not is_path and not (host and port.isascii() and port.isdecimal() and int(port) <= 65535):
-            raise ValueError("not HOST:PORT, [IPV6]:PORT or unix:PATH")
-        return listen
+        return _address(listen)
+
+    @model_validator(mode="after")
+    def _fronts_can_share(self) -> Self:
+        if self.fronts > 1 and self.listen.startswith("unix:"):
+            raise ValueError(f"{self.fronts} fronts cannot share {self.listen}: one front can have it, or all share a HOST:PORT")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -316,13 +345,22 @@ class SamplingSection(_Section):
 
 
 class TelemetrySection(_Section):
-    """Traces and logs. Exporters are set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, …)."""
+    """Traces, metrics and logs. Exporters are set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, …)."""
 
+    prometheus: str = Field(
+        default="",
+        description="Where Prometheus can read metrics: HOST:PORT (9464 is usual, 0: any free one) or unix:PATH; empty: nowhere.",
+    )
     console: bool = Field(default=False, description="Whether each finished trace is printed to standard error as a tree.")
     log_format: Literal["json", "text"] = Field(default="json", description="json for machines, text for terminals.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged: debug, info, warning or error."
     )
+
+    @field_validator("prometheus")
+    @classmethod
+    def _is_an_address(cls, prometheus: str) -> str:
+        return _address(prometheus) if prometheus else ""
 
 
 class Config(BaseSettings):

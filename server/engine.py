@@ -12,6 +12,7 @@ from keyglance.video import Orientation, StreamConfig
 from models.manifest import Manifest
 from models.result import FrameResult
 from server.degradation import Degradation, DegradationReason
+from server.engine_stats import EngineStats
 from server.timing import StepTiming
 
 
@@ -93,6 +94,10 @@ class Engine(Protocol):
 
     def info(self) -> EngineInfo:
         """What it is and has."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """How it stands, for the metrics; called from any thread, so it takes no turn of the event loop."""
         ...
 
     @property

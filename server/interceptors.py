@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import grpc
 from opentelemetry import trace
 from opentelemetry.semconv._incubating.attributes import rpc_attributes as rpc
-from opentelemetry.semconv._incubating.metrics.rpc_metrics import RPC_SERVER_CALL_DURATION
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.semconv.attributes.network_attributes import NETWORK_PEER_ADDRESS, NETWORK_PEER_PORT
 from opentelemetry.trace import Span, SpanKind, StatusCode
@@ -31,7 +30,7 @@ from server.deadline import Deadline
 from server.logs import ACCESS
 from server.receive_budget import ReceiveBudget
 from server.statuses import to_grpc_status
-from server.telemetry import DURATION_BOUNDARIES, Telemetry
+from server.telemetry import Telemetry
 
 #: Trailing metadata of every call: the W3C trace id, 32 hexadecimal digits.
 TRACE_ID_KEY = "keyglance-trace-id"
@@ -82,13 +81,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._services = frozenset(services)
         self._default_deadline = default_deadline
         self._receive_timeout = receive_timeout
+        telemetry.metrics.expect_calls()
         self._reservation = min(budget.total, largest_message + ENVELOPE)
-        self._duration = telemetry.meter.create_histogram(
-            RPC_SERVER_CALL_DURATION,
-            unit="s",
-            description="Measures the duration of an incoming Remote Procedure Call (RPC).",
-            explicit_bucket_boundaries_advisory=DURATION_BOUNDARIES,
-        )
 
     async def intercept_service(
         self,
@@ -221,11 +215,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return InternalError(f"internal error; the server's log has more under trace id {call.trace_id}")
 
     def _finish(self, span: Span, call: Call, outcome: _Outcome, seconds: float) -> None:
-        labels: dict[str, AttributeValue] = {
-            rpc.RPC_SYSTEM_NAME: rpc.RpcSystemNameValues.GRPC.value,
-            rpc.RPC_METHOD: call.method,
-            rpc.RPC_RESPONSE_STATUS_CODE: outcome.status.name,
-        }
         span.set_attribute(rpc.RPC_RESPONSE_STATUS_CODE, outcome.status.name)
         if outcome.reason:
             span.set_attribute("keyglance.reason", outcome.reason)
@@ -233,10 +222,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             span.set_attribute(f"keyglance.{key}", value)
         fault = outcome.status in _FAULTS
         if fault:
-            labels[ERROR_TYPE] = outcome.status.name
             span.set_attribute(ERROR_TYPE, outcome.status.name)
             span.set_status(StatusCode.ERROR, outcome.message or None)
-        self._duration.record(seconds, labels)
+        self._telemetry.metrics.call(seconds, method=call.method, status=outcome.status.name, reason=outcome.reason, fault=fault)
         facts = {
             "method": call.method,
             "status": outcome.status.name,

@@ -56,7 +56,8 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
 
     try:
         console = sys.stderr if config.telemetry.console else None
-        telemetry = Telemetry.create(version=version("keyglance-server"), console=console)
+        prometheus = "" if check else config.telemetry.prometheus
+        telemetry = Telemetry.create(version=version("keyglance-server"), console=console, prometheus=prometheus)
     except TelemetryError as error:
         _fail(str(error), EXIT_USAGE)
     try:

@@ -21,12 +21,14 @@ from models.manifest import Manifest
 from models.policy import Judgement, Policy
 from server.degradation import Degradation, DegradationReason, merge
 from server.engine import Engine, EngineJob, EngineResult, FrameOutcome
-from server.sources import Given, Source, receive
+from server.sources import Given, Ranges, Source, Uri, WholeBytes, receive
 from server.telemetry import Steps
 from server.timing import StepTiming
 
 #: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.
 _GAP_TOLERANCE = 1e-3
+
+_SOURCE_KINDS: dict[type[Given], str] = {WholeBytes: "data", Ranges: "ranges", Uri: "uri"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Pipeline:
     async def label(self, given: Given, call: LabelCall, steps: Steps) -> Answer:
         """Answers a call about what was `given`, which is let go of early. Raises the errors of `keyglance.errors`."""
         source = receive(given, most_bytes=self._source_limits.bytes)  # the step's time is that of the wire
+        steps.metrics.source(_SOURCE_KINDS[type(given)], received=source.held, size=source.size)
         del given
         sampled = await self._index_and_sample(source, call, steps)
         partial = source if sampled.spares else None  # else all that the call may need is copied, and the file's bytes go

@@ -48,8 +48,8 @@ class ReceiveBudget:
 
     def __init__(self, total: int, *, queue_limit: int, retry_after: float = 1.0) -> None:
         self.total = total
+        self.queue_limit = queue_limit
         self._free = total
-        self._queue_limit = queue_limit
         self._retry_after = retry_after
         self._waiters: deque[_Waiter] = deque()
 
@@ -79,7 +79,7 @@ class ReceiveBudget:
         if not self._waiters and size <= self._free:
             self._free -= size
             return
-        if len(self._waiters) >= self._queue_limit:
+        if len(self._waiters) >= self.queue_limit:
             raise Overloaded(
                 f"{len(self._waiters)} calls wait to be received already ({self.reserved:,} of {self.total:,} bytes in flight)",
                 retry_after=self._retry_after,

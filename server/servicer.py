@@ -48,6 +48,13 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
         answer = await work
         call.facts["verdict"] = answer.judgement.verdict.name.lower()
         call.facts["frames"] = answer.coverage.frames
+        call.steps.metrics.answer(
+            verdict=answer.judgement.verdict.name.lower(),
+            seen=answer.coverage.frames,
+            skipped=sum(frame.outcome.skipped is not None for frame in answer.frames),
+            largest_gap=answer.coverage.largest_gap,
+            degradations=[item.reason for item in answer.degradations],
+        )
         return _response(answer, call, self._version)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:

@@ -14,8 +14,9 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 import grpc
@@ -23,7 +24,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -36,37 +37,31 @@ from opentelemetry.util.types import AttributeValue
 
 from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
+from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
+from server.metrics import Metrics
 from server.timing import StepTiming
 
 SCOPE = "keyglance"
-
-#: Bucket boundaries in seconds, from half a millisecond to the longest calls.
-DURATION_BOUNDARIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
 
 # Seconds; what every queue takes when nothing is in it is no wait.
 _LEAST_WAIT = 1e-4
 
 
 class TelemetryError(Exception):
-    """OpenTelemetry's environment variables ask for something that is not there."""
+    """Telemetry cannot be had as asked: OpenTelemetry's variables name what is not there, or the metrics' address is taken."""
 
 
 class Telemetry:
     """One process's tracer and meter, until `shutdown`."""
 
-    def __init__(self, tracers: TracerProvider, meters: MeterProvider, version: str) -> None:
+    def __init__(self, tracers: TracerProvider, meters: MeterProvider, version: str, port: MetricsPort | None = None) -> None:
         self._tracers = tracers
         self._meters = meters
+        self._port = port
         self._propagator = TraceContextTextMapPropagator()
         self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
         self.meter: Meter = meters.get_meter(SCOPE, version)
-        self._step_duration = self.meter.create_histogram(
-            "keyglance.step.duration",
-            unit="s",
-            description="Wall time of one step of a call.",
-            explicit_bucket_boundaries_advisory=DURATION_BOUNDARIES,
-        )
+        self.metrics = Metrics(self.meter)
 
     @classmethod
     def create(
@@ -76,10 +71,16 @@ class Telemetry:
         console: TextIO | None = None,
         span_processors: Sequence[SpanProcessor] = (),
         metric_readers: Sequence[MetricReader] = (),
+        process: str = "server",
+        prometheus: str = "",
+        others: Callable[[], Mapping[str, Path]] | None = None,
     ) -> Telemetry:
         """Providers with the exporters that the environment names and those given; `console` gets each trace as a tree.
 
-        Raises `TelemetryError` for variables that name an exporter or a protocol that is not installed.
+        `process` is this one's part among several (`front-1`, `engine-0`). `prometheus`, HOST:PORT or unix:PATH, is where its
+        metrics can be read, together with those of `others`: by process the Unix sockets on which they serve theirs.
+        Raises `TelemetryError` for variables that name an exporter or a protocol that is not installed, and for an address that
+        cannot be used.
         """
         exports_traces, exports_metrics = _exports("TRACES"), _exports("METRICS")
         described = {
@@ -87,20 +88,34 @@ class Telemetry:
             "service.version": version,
             "service.instance.id": str(uuid.uuid4()),
             "host.name": socket.gethostname(),
+            "keyglance.process": process,
         }
-        resource = Resource.create(described).merge(OTELResourceDetector().detect())
+        resource = Resource.create(described).merge(_detected(process))
         processors = list(span_processors)
         readers = list(metric_readers)
         if exports_traces:
             processors.append(BatchSpanProcessor(OTLPSpanExporter()))
         if exports_metrics:
             readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        port = None
+        if prometheus:
+            readers.append(reader := PrometheusReader())
+            own = Own(reader)
+            try:
+                port = MetricsPort(prometheus, own if others is None else Gathered(others, own))
+            except OSError as error:
+                raise TelemetryError(f"telemetry.prometheus: cannot serve on {prometheus}: {error.strerror or error}") from None
         if console is not None:
             processors.append(SimpleSpanProcessor(TreeExporter(console)))
         tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
         for processor in processors:
             tracers.add_span_processor(processor)
-        return cls(tracers, MeterProvider(readers, resource=resource, shutdown_on_exit=False), version)
+        return cls(tracers, MeterProvider(readers, resource=resource, shutdown_on_exit=False), version, port)
+
+    @property
+    def prometheus(self) -> str:
+        """Where the metrics can be read, as bound; empty for nowhere."""
+        return "" if self._port is None else self._port.address
 
     def extract(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
         """The context that a caller sent (`traceparent`, `tracestate`), else an empty one."""
@@ -109,12 +124,23 @@ class Telemetry:
 
     def steps(self, deadline: Deadline) -> Steps:
         """The steps of one call; its spans become children of the current one."""
-        return Steps(self.tracer, self._step_duration, deadline)
+        return Steps(self.tracer, self.metrics, deadline)
 
     def shutdown(self) -> None:
         """Sends what waits and ends the exporters; may block for as long as their timeouts (10 seconds by default)."""
         self._tracers.shutdown()
+        if self._port is not None:
+            self._port.close()
         self._meters.shutdown()
+
+
+def _detected(process: str) -> Resource:
+    """What OTEL_RESOURCE_ATTRIBUTES says; an instance that it names is every process's, so each adds its part to the name."""
+    detected = OTELResourceDetector().detect()
+    instance = detected.attributes.get("service.instance.id")
+    if instance is None or process == "server":
+        return detected
+    return detected.merge(Resource({"service.instance.id": f"{instance}-{process}"}))
 
 
 def _exports(signal: str) -> bool:
@@ -158,15 +184,17 @@ class Step:
 class Steps:
     """The steps of one call: a span, a histogram record and a `StepTiming` each. They may overlap and nest.
 
-    `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere.
+    `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere. `metrics` are there
+    for whatever else the call has to count; `priority` is the call's, for its waits.
     """
 
-    def __init__(self, tracer: Tracer, duration: Histogram, deadline: Deadline) -> None:
+    def __init__(self, tracer: Tracer, metrics: Metrics, deadline: Deadline) -> None:
+        self.metrics = metrics
+        self.priority = "normal"
         self.begin = time.monotonic()
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._context = get_current()
         self._tracer = tracer
-        self._duration = duration
         self._deadline = deadline
         self._timings: list[StepTiming] = []
 
@@ -179,17 +207,16 @@ class Steps:
             name, attributes=attributes, record_exception=False, set_status_on_exception=False
         ) as span:
             step = Step(span)
-            labels = {"step": name}
+            failure: str | None = None
             try:
                 yield step
             except BaseException as error:
-                if (kind := describe_failure(span, error, self._deadline)) is not None:
-                    labels[ERROR_TYPE] = kind
+                failure = describe_failure(span, error, self._deadline)
                 raise
             finally:
                 timing = StepTiming(name, begin, time.monotonic(), step.wait, step.created)
                 _note_timing(span, timing)
-                self._keep(timing, labels)
+                self._keep(timing, failure)
 
     def add(
         self, timing: StepTiming, facts: Mapping[str, AttributeValue] | None = None, *, error: BaseException | None = None
@@ -204,12 +231,10 @@ class Steps:
             attributes={_attribute(key): value for key, value in (facts or {}).items()},
             start_time=self._wall_ns(timing.begin),
         )
-        labels = {"step": timing.step}
-        if error is not None and (kind := describe_failure(span, error, self._deadline)) is not None:
-            labels[ERROR_TYPE] = kind
+        failure = None if error is None else describe_failure(span, error, self._deadline)
         _note_timing(span, timing)
         span.end(self._wall_ns(timing.end))
-        self._keep(timing, labels)
+        self._keep(timing, failure)
 
     @property
     def timings(self) -> tuple[StepTiming, ...]:
@@ -230,9 +255,9 @@ class Steps:
             )
         return tuple(sorted(joined.values(), key=lambda timing: (timing.begin, timing.end)))
 
-    def _keep(self, timing: StepTiming, labels: Mapping[str, str]) -> None:
+    def _keep(self, timing: StepTiming, failure: str | None) -> None:
         self._timings.append(timing)
-        self._duration.record(timing.end - timing.begin, labels)
+        self.metrics.step(timing.step, timing.end - timing.begin, waited=timing.wait, priority=self.priority, error=failure)
 
     def _wall_ns(self, monotonic: float) -> int:
         return self._epoch_ns + round(monotonic * 1e9)

@@ -1,0 +1,83 @@
+"""What an engine tells of itself for the metrics: plain numbers, at one moment, counters since it was made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decoder_pool.pool import PoolSnapshot
+from models.batcher import BatcherSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Work that waits: `depth` of `limit` places (0: no limit) are taken, by work of one priority.
+
+    `queue` is `receive` (calls that wait to be read), `decode` (calls that wait for a decoder), `pictures` (pictures between
+    decoding and their scores) or `infer` (pictures that wait for a batch of `model`).
+    """
+
+    queue: str
+    depth: int
+    limit: int = 0
+    model: str = ""
+    priority: str = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """One model's batches: `fill` counts them by their number of frames; at most `largest_batch` frames go into one."""
+
+    model: str
+    largest_batch: int
+    in_flight: int
+    failed: int
+    fill: Mapping[int, int]
+
+    @classmethod
+    def of(cls, state: BatcherSnapshot) -> BatchStats:
+        """The batches that a batcher's snapshot counts."""
+        return cls(state.model, state.largest_batch, state.in_flight, state.failed, state.fill)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """One decoder pool: callers that wait, decoders by state, leases by `decoder_pool.assignment.Outcome`."""
+
+    kind: str
+    limit: int
+    waiting: int
+    states: Mapping[str, int]
+    leases: Mapping[str, int]
+    evicted: int
+    broken: int
+
+    @classmethod
+    def of(cls, state: PoolSnapshot) -> PoolStats:
+        """What a pool's snapshot has."""
+        counters = state.counters
+        return cls(
+            kind=state.kind,
+            limit=state.limit,
+            waiting=state.waiting,
+            states=Counter(str(decoder.state) for decoder in state.decoders),
+            leases={
+                "reused": counters.reused,
+                "reconfigured": counters.reconfigured,
+                "rekeyed": counters.rekeyed,
+                "created": counters.created,
+            },
+            evicted=counters.evicted,
+            broken=counters.broken,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine at one moment. Where the engine is another process, that process tells it, and the proxy gives an empty one."""
+
+    queues: tuple[QueueStats, ...] = ()
+    batches: tuple[BatchStats, ...] = ()
+    pools: tuple[PoolStats, ...] = ()
+    healthy: bool = True

@@ -1,0 +1,119 @@
+"""Snapshots as metrics: what parts of the server tell of themselves, as readings of `server.metrics`' observed instruments."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from server.admission import Admission
+from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.metrics import (
+    BATCH_FRAMES,
+    BATCH_LIMIT,
+    BATCHES,
+    BATCHES_FAILED,
+    CALLS_ACTIVE,
+    CALLS_LIMIT,
+    DECODERS,
+    DECODERS_EVICTED,
+    DECODERS_LIMIT,
+    ENGINE_HEALTHY,
+    LEASES,
+    PROCESS_CPU,
+    PROCESS_MEMORY,
+    QUEUE_DEPTH,
+    QUEUE_LIMIT,
+    RECEIVE_LIMIT,
+    RECEIVE_RESERVED,
+    WORKER_RESTARTS,
+    WORKERS,
+    WORKERS_WANTED,
+    Reading,
+)
+from server.receive_budget import ReceiveBudget
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One kind of worker process: how many live, how many there should be, how many were replaced."""
+
+    worker: str
+    alive: int
+    wanted: int
+    restarts: int
+
+
+def calls_readings(admission: Admission, budget: ReceiveBudget) -> Iterator[Reading]:
+    """The calls at a server's door."""
+    yield Reading(CALLS_ACTIVE, admission.in_flight)
+    yield Reading(CALLS_LIMIT, admission.limit)
+    yield Reading(RECEIVE_RESERVED, budget.reserved)
+    yield Reading(RECEIVE_LIMIT, budget.total)
+    yield from queue_readings(QueueStats("receive", budget.waiting, budget.queue_limit))
+
+
+def engine_readings(stats: EngineStats) -> Iterator[Reading]:
+    """What an engine tells of itself."""
+    yield Reading(ENGINE_HEALTHY, int(stats.healthy))
+    for queue in stats.queues:
+        yield from queue_readings(queue)
+    for pool in stats.pools:
+        yield from _pool_readings(pool)
+    for batches in stats.batches:
+        yield from _batch_readings(batches)
+
+
+def queue_readings(queue: QueueStats) -> Iterator[Reading]:
+    """One queue: depth by priority, and its limit once."""
+    labels = {"queue": queue.queue, "model": queue.model}
+    yield Reading(QUEUE_DEPTH, queue.depth, {**labels, "priority": queue.priority})
+    if queue.limit and queue.priority == "normal":
+        yield Reading(QUEUE_LIMIT, queue.limit, labels)
+
+
+def _pool_readings(pool: PoolStats) -> Iterator[Reading]:
+    kind = {"kind": pool.kind}
+    for state in ("starting", "idle", "leased", "settling", "closing"):  # zeros too: a series that ends keeps its last value
+        yield Reading(DECODERS, pool.states.get(state, 0), {**kind, "state": state})
+    yield Reading(DECODERS_LIMIT, pool.limit, kind)
+    yield from queue_readings(QueueStats("decode", pool.waiting, model=pool.kind))
+    for outcome, count in pool.leases.items():
+        yield Reading(LEASES, count, {**kind, "outcome": outcome})
+    yield Reading(DECODERS_EVICTED, pool.evicted, kind)
+    yield Reading(WORKER_RESTARTS, pool.broken, {"worker": pool.kind})
+
+
+def _batch_readings(batches: BatchStats) -> Iterator[Reading]:
+    model = {"model": batches.model}
+    sizes: defaultdict[int, int] = defaultdict(int)
+    for frames, count in batches.fill.items():
+        sizes[1 << (frames - 1).bit_length()] += count
+    for size, count in sorted(sizes.items()):
+        yield Reading(BATCHES, count, {**model, "size": str(size)})
+    yield Reading(BATCH_FRAMES, sum(frames * count for frames, count in batches.fill.items()), model)
+    yield Reading(BATCH_LIMIT, batches.largest_batch, model)
+    yield Reading(BATCHES_FAILED, batches.failed, model)
+
+
+def worker_readings(workers: Iterable[WorkerStats]) -> Iterator[Reading]:
+    """Worker processes."""
+    for each in workers:
+        label = {"worker": each.worker}
+        yield Reading(WORKERS, each.alive, label)
+        yield Reading(WORKERS_WANTED, each.wanted, label)
+        yield Reading(WORKER_RESTARTS, each.restarts, label)
+
+
+def process_readings() -> Iterator[Reading]:
+    """Processor time and memory of this process (`/proc/self/statm`, see proc(5); without one: the largest memory so far)."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield Reading(PROCESS_CPU, used.ru_utime + used.ru_stime)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        resident = used.ru_maxrss * 1024
+    yield Reading(PROCESS_MEMORY, resident)
