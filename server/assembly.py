@@ -9,17 +9,18 @@ from decoder_pool.containers import Indexer
 from decoder_pool.opener import Opener
 from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
-from server.engine_factory import local_engine
+from server.engine_factory import make_engine
 from server.lifecycle import Parts, StartError
 from server.pipeline import Pipeline
+from server.readings import WorkerStats, worker_readings
 from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 
 
 def assemble(config: Config, telemetry: Telemetry) -> Parts:
     """The parts, not started. Raises `RepositoryError`, `PolicyError` or `StartError` for what cannot be used."""
-    engine = local_engine(config, telemetry.tracer)
-    _check_warm(config, {codec for decoders in engine.info().decoders for codec in decoders.codecs})
+    engine = make_engine(config, telemetry.tracer)
+    _check_warm(config, {codec for decoders in engine.info().decoders if decoders.kind == "cpu" for codec in decoders.codecs})
     policy = Policy.load(config.models.policy or DEFAULT_POLICY)
     if config.models.policy is not None:  # the built-in one may speak of models that are not loaded here; it then never passes
         policy.check(engine.info().models)
@@ -28,6 +29,7 @@ def assemble(config: Config, telemetry: Telemetry) -> Parts:
         memory_limit=config.index.memory_limit,
         longest_call=config.index.seconds,
     )
+    telemetry.metrics.observe(lambda: worker_readings([WorkerStats("index", indexer.alive, indexer.size, indexer.lost)]))
     source_limits, sampling_limits = limits_of(config)
     pipeline = Pipeline(
         engine=engine, opener=Opener(indexer), policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
