@@ -18,6 +18,7 @@ from opentelemetry.context import Context
 
 from keyglance.errors import DeadlineExceeded, KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Backend, Outputs, check_outputs
+from models.frame_queue import FrameQueue
 from models.manifest import Manifest
 from models.run_slots import Head, RunSlots
 
@@ -67,7 +68,7 @@ class Inferred:
 
 @dataclass(frozen=True, slots=True)
 class BatcherSnapshot:
-    """A batcher as it stands. `fill` counts batches by their number of frames."""
+    """A batcher as it stands. `fill` counts batches by their number of frames; the last two are its limits."""
 
     model: str
     queued: int
@@ -76,19 +77,28 @@ class BatcherSnapshot:
     batches: int
     failed: int
     fill: Mapping[int, int]
+    largest_batch: int = 0
+    queue_limit: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Frame:
     tensor: NDArray[Any]
+    model: str
     deadline: float
+    priority: int
     expected: ExpectedFrames | None
     caller: trace.SpanContext
     since: float
     done: asyncio.Future[Inferred]
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        return self.tensor.shape, self.tensor.dtype
 
-_Key = tuple[tuple[int, ...], np.dtype[Any]]
+    @property
+    def to_come(self) -> int:
+        return 0 if self.expected is None else self.expected.to_come(self.model)
 
 
 @dataclass(slots=True)
@@ -100,12 +110,10 @@ class _Batch:
 class Batcher:
     """Queues single frames for one model and runs them in batches of equal shape and type on the run slots.
 
-    At most `queue_limit` frames are queued; further submits wait for a place, first come, first served. A batch is ready
-    as soon as one of these holds: it has `largest_batch` frames, the queue is full, the call of its oldest frame has no
-    more frames to come, or that frame has waited `largest_wait` seconds. It begins when a run slot is free, with whatever
-    has come until then, so a busy engine fills its batches without any wait. Of several shapes the one with the
-    oldest frame is next. Frames that were cancelled or whose deadline has passed enter no batch. A batch that fails,
-    fails its own frames.
+    At most `queue_limit` frames are queued; further submits wait for a place, first come, first served. When a batch is ready,
+    and which frames it takes, `models.frame_queue.FrameQueue` decides. It begins when a run slot is free, with whatever has come
+    until then, so a busy engine fills its batches without any wait. Frames that were cancelled or whose deadline has passed
+    enter no batch. A batch that fails, fails its own frames.
     """
 
     def __init__(
@@ -135,10 +143,10 @@ class Batcher:
         self._slots = slots
         self._tracer = trace.get_tracer("keyglance.models") if tracer is None else tracer
         self._places = asyncio.Semaphore(queue_limit)
-        # Dictionaries without values: ordered sets, from which a cancelled frame leaves in constant time.
-        self._buckets: dict[_Key, dict[_Frame, None]] = {}
+        self._frames: FrameQueue[_Frame] = FrameQueue(
+            largest_batch=self.largest_batch, largest_wait=largest_wait, limit=queue_limit
+        )
         self._batches: set[asyncio.Future[None]] = set()
-        self._queued = 0
         self._waiting = 0
         self._in_flight = 0
         self._failed = 0
@@ -147,12 +155,17 @@ class Batcher:
         slots.attach(self)
 
     async def submit(
-        self, tensor: NDArray[Any], *, deadline: float = math.inf, expected: ExpectedFrames | None = None
+        self,
+        tensor: NDArray[Any],
+        *,
+        deadline: float = math.inf,
+        priority: int = 0,
+        expected: ExpectedFrames | None = None,
     ) -> Inferred:
         """Infers one frame, a tensor without batch axis; it must not be changed until this returns.
 
-        `deadline` is on `time.monotonic()`'s clock. Raises `DeadlineExceeded` as soon as it has passed, `ModelFailed` if
-        the frame's batch failed, `WorkerLost` if the batcher is closed.
+        `deadline` is on `time.monotonic()`'s clock, the lowest `priority` goes first. Raises `DeadlineExceeded` as soon as the
+        deadline has passed, `ModelFailed` if the frame's batch failed, `WorkerLost` if the batcher is closed.
         """
         if expected is not None:
             expected.arrive(self.manifest.name, self._slots.poll)
@@ -161,11 +174,11 @@ class Batcher:
             raise self._late()
         try:
             async with asyncio.timeout(None if left == math.inf else left):
-                return await self._queue(tensor, deadline, expected)
+                return await self._queue(tensor, deadline, priority, expected)
         except TimeoutError:
             raise self._late() from None
 
-    async def _queue(self, tensor: NDArray[Any], deadline: float, expected: ExpectedFrames | None) -> Inferred:
+    async def _queue(self, tensor: NDArray[Any], deadline: float, priority: int, expected: ExpectedFrames | None) -> Inferred:
         since = time.monotonic()
         self._waiting += 1
         try:
@@ -176,27 +189,18 @@ class Batcher:
             self._places.release()
             raise self._shut()
         caller = trace.get_current_span().get_span_context()
-        frame = _Frame(tensor, deadline, expected, caller, since, asyncio.get_running_loop().create_future())
-        key = (tensor.shape, tensor.dtype)
-        self._buckets.setdefault(key, {})[frame] = None
-        self._queued += 1
+        done: asyncio.Future[Inferred] = asyncio.get_running_loop().create_future()
+        frame = _Frame(tensor, self.manifest.name, deadline, priority, expected, caller, since, done)
+        self._frames.add(frame.key, frame)
         self._slots.poll()
         try:
             return await frame.done
         except asyncio.CancelledError:
-            if frame in self._buckets.get(key, ()):
-                self._remove(key, frame)
-                # Another call's frame may be the oldest now, with other reasons to wait or not to.
+            if self._frames.remove(frame.key, frame):
+                self._places.release()
+                # Another call's frame may be the first now, with other reasons to wait or not to.
                 self._slots.poll()
             raise
-
-    def _remove(self, key: _Key, frame: _Frame) -> None:
-        bucket = self._buckets[key]
-        del bucket[frame]
-        if not bucket:
-            del self._buckets[key]
-        self._queued -= 1
-        self._places.release()
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the deadline passed before model {self.manifest.name!r} had run")
@@ -205,34 +209,18 @@ class Batcher:
         return WorkerLost(f"model {self.manifest.name!r} is closed")
 
     def head(self, now: float) -> Head | None:
-        """The oldest frame among the batches that are ready; where none is, the one that is ready first."""
-        heads = [self._head_of(bucket) for bucket in self._buckets.values()]
-        return min(heads, key=lambda head: _urgency(head, now), default=None)
-
-    def _head_of(self, bucket: dict[_Frame, None]) -> Head:
-        oldest = next(iter(bucket))
-        wait = (
-            len(bucket) < self.largest_batch
-            and self._queued < self.queue_limit
-            and oldest.expected is not None
-            and oldest.expected.to_come(self.manifest.name) > 0
-        )
-        return Head(oldest.since, oldest.since + (self.largest_wait if wait else 0.0))
+        """The batch that would run next, or is ready first."""
+        return self._frames.head(now)
 
     def take(self, now: float) -> Coroutine[Any, Any, None] | None:
-        """Takes the most urgent batch out of the queue; its late frames fail and enter no batch."""
-        key = min(self._buckets, key=lambda key: _urgency(self._head_of(self._buckets[key]), now))
-        frames: list[_Frame] = []
-        for frame in tuple(self._buckets[key]):
-            if len(frames) == self.largest_batch:
-                break
-            self._remove(key, frame)
-            if frame.done.done():  # cancelled in this very turn of the loop
-                continue
-            if frame.deadline <= now:
+        """Takes the next batch out of the queue; its late frames fail and enter no batch."""
+        taken, late = self._frames.take(now)
+        for _ in (*taken, *late):
+            self._places.release()
+        for frame in late:
+            if not frame.done.done():
                 frame.done.set_exception(self._late())
-            else:
-                frames.append(frame)
+        frames = [frame for frame in taken if not frame.done.done()]  # some were cancelled in this very turn of the loop
         if not frames:
             return None
         self._in_flight += len(frames)
@@ -298,11 +286,11 @@ class Batcher:
     async def close(self) -> None:
         """Fails what is queued or waits for a place, waits for the batches that run, takes nothing more. May be called twice."""
         self._closed = True
-        for key in tuple(self._buckets):
-            for frame in tuple(self._buckets[key]):
-                self._remove(key, frame)
-                if not frame.done.done():
-                    frame.done.set_exception(self._shut())
+        for frame in self._frames:
+            self._frames.remove(frame.key, frame)
+            self._places.release()
+            if not frame.done.done():
+                frame.done.set_exception(self._shut())
         if self._batches:
             await asyncio.wait(self._batches)
         self._slots.detach(self)
@@ -311,12 +299,14 @@ class Batcher:
         """Counts as they stand."""
         return BatcherSnapshot(
             model=self.manifest.name,
-            queued=self._queued,
+            queued=len(self._frames),
             waiting=self._waiting,
             in_flight=self._in_flight,
             batches=self._fill.total(),
             failed=self._failed,
-            fill=dict(sorted(self._fill.items())),
+            fill=dict(sorted(dict(self._fill).items())),  # copied in one step: metrics look from another thread
+            largest_batch=self.largest_batch,
+            queue_limit=self.queue_limit,
         )
 
     def __repr__(self) -> str:
@@ -325,9 +315,3 @@ class Batcher:
             f"<Batcher {state.model} queued={state.queued}/{self.queue_limit} waiting={state.waiting} "
             f"in_flight={state.in_flight} batches={state.batches} failed={state.failed}{' closed' if self._closed else ''}>"
         )
-
-
-def _urgency(head: Head, now: float) -> tuple[bool, float]:
-    """Ready work before work that is not, the oldest first; else what is ready first."""
-    ready = head.ready_at <= now
-    return (not ready, head.since if ready else head.ready_at)

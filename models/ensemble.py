@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from keyglance.errors import KeyglanceError, ModelFailed, UnknownModel, WorkerLost
+from keyglance.errors import KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Backend
 from models.batcher import Batcher, BatcherSnapshot, ExpectedFrames
-from models.fusion import parents_of
 from models.heads import Head
 from models.manifest import Manifest
+from models.model_set import ModelSet
 from models.preprocess import Rendered, normalise
 from models.result import FrameResult
 from models.run_slots import RunSlots
@@ -50,11 +50,8 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[LoadedModel], slots: RunSlots, *, work_threads: int = 1) -> None:
+        self._set = ModelSet([model.manifest for model in models])
         self._models = {model.manifest.name: model for model in models}
-        if len(self._models) != len(models):
-            names = [model.manifest.name for model in models]
-            raise ValueError(f"two models of one name: {', '.join(sorted({name for name in names if names.count(name) > 1}))}")
-        parents_of(self.manifests)
         self.slots = slots
         self._closed = False
         self._work = ThreadPoolExecutor(work_threads, thread_name_prefix="tensors")
@@ -62,34 +59,23 @@ class Ensemble:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all models, in the order given."""
-        return tuple(self._models)
+        return self._set.names
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
         """Manifests of all models, in the order given."""
-        return tuple(model.manifest for model in self._models.values())
+        return self._set.manifests
 
     def select(self, names: Iterable[str] = ()) -> tuple[str, ...]:
-        """The models that a request means by `names`, each once, in the ensemble's order; none: those on by default.
-
-        Raises `UnknownModel`.
-        """
-        wanted = dict.fromkeys(names)
-        for name in wanted:
-            self._model(name)
-        if not wanted:
-            return tuple(manifest.name for manifest in self.manifests if manifest.default_on)
-        return tuple(name for name in self.names if name in wanted)
+        """As `ModelSet.select`."""
+        return self._set.select(names)
 
     def geometries(self, models: Iterable[str]) -> tuple[Geometry, ...]:
         """The distinct geometries in which `models` want a picture; each is rendered once."""
         return tuple(dict.fromkeys(self._model(name).manifest.inputs.geometry for name in models))
 
     def _model(self, name: str) -> LoadedModel:
-        if name not in self._models:
-            known = ", ".join(sorted(self._models))
-            raise UnknownModel(f"unknown model {name!r}, known are {known}", facts={"model": name, "known": known})
-        return self._models[name]
+        return self._models[self._set[name].name]
 
     def expect(self, frames: int) -> ExpectedFrames:
         """The counter that a call shares among its calls of `infer`, one for each of `frames`."""
