@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,6 +100,20 @@ class Decoder(Protocol):
 
     async def close(self) -> None:
         """Ends it, also in the middle of work. Never raises, may be called twice."""
+        ...
+
+
+class DrivenDecoder(Decoder, Protocol):
+    """A decoder with a lean way for many units."""
+
+    async def drive(
+        self, take: Callable[[], DecodeUnit | None], packets: SharedBytes, deliver: Callable[[Decoded], None]
+    ) -> None:
+        """Decodes the units that `take` gives, until it gives None, and hands every wanted sample of each to `deliver`, once.
+
+        Both may be called on other threads than the event loop's, and may neither block nor raise. Whoever gets a picture holds
+        `Picture.lease` and releases it. May raise `DecoderBroken`.
+        """
         ...
 
 

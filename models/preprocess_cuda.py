@@ -132,6 +132,8 @@ class CudaPreprocessor:
         self._kernels = {canvas: self._kernel(canvas) for canvas in inputs.geometry.canvases}
         self._uploads = [_Upload(self._cupy, largest_batch) for _ in range(in_flight)]
         self.launches = 0
+        #: The event behind the last batch's last use of its pictures; used again `in_flight` batches later.
+        self.sent: Any = None
 
     def __repr__(self) -> str:
         return f"<CudaPreprocessor {self.inputs.name} {self.dtype.name} {len(self._plans)} of {self._cache_size} plans>"
@@ -168,6 +170,7 @@ class CudaPreprocessor:
             self._kernels[canvas]((_tiles(canvas), len(pictures)), (_TILE[0] * _TILE[1],), (shapes_at, planes_at, address))
             upload.sent.record(stream)
         self.launches += 1
+        self.sent = upload.sent
         return tuple([plan.prepared for plan in plans])
 
     def _address(self, tensor: Any, rows: int, canvas: tuple[int, int]) -> np.uint64:

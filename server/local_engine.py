@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
 from decoder_pool.picture import Picture
 from decoder_pool.pool import DecoderPool, Lease
-from keyglance.errors import InternalError, KeyglanceError, WorkerLost
+from keyglance.errors import WorkerLost
 from keyglance.video import StreamConfig
 from models.batcher import ExpectedFrames
 from models.ensemble import Ensemble
@@ -22,6 +22,8 @@ from models.spec import Geometry
 from models.thumbnail import thumbnail
 from server.degradation import Degradation, DegradationReason
 from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.job_work import cause, found_config, skipped
 from server.timing import StepTiming
 
 
@@ -114,6 +116,7 @@ class LocalEngine:
         self._preprocessor = preprocessor
         self._renderers = ThreadPoolExecutor(render_threads, thread_name_prefix="preprocess")
         self._frames = asyncio.Semaphore(frames_in_flight)
+        self._frames_limit = frames_in_flight
         self.frames_in_flight = 0
         self._device = device
 
@@ -135,6 +138,19 @@ class LocalEngine:
             decoders=(DecoderState(state.kind, len(state.decoders), state.limit, tuple(self._pool.factory.codecs())),),
         )
 
+    def stats(self) -> EngineStats:
+        """How it stands."""
+        batchers = self._ensemble.snapshot()
+        return EngineStats(
+            queues=(
+                QueueStats("pictures", self.frames_in_flight, self._frames_limit),
+                *(QueueStats("infer", each.queued + each.waiting, each.queue_limit, each.model) for each in batchers),
+            ),
+            batches=tuple(BatchStats.of(each) for each in batchers),
+            pools=(PoolStats.of(self._pool.snapshot()),),
+            healthy=self.healthy,
+        )
+
     async def run(self, job: EngineJob) -> EngineResult:
         """Decodes, preprocesses and infers; pictures flow from step to step as they come."""
         wanted = sum(len(unit.wanted) for unit in job.units)
@@ -151,7 +167,7 @@ class LocalEngine:
                 for lease in leases:
                     group.create_task(self._decode(work, lease, group))
         except BaseExceptionGroup as errors:
-            raise _cause(errors) from errors
+            raise cause(errors) from errors
         finally:
             for lease in leases:  # of tasks that were cancelled before their first step
                 lease.release()
@@ -184,7 +200,7 @@ class LocalEngine:
                 if decoded is None:
                     return
                 if decoded.picture is None:
-                    work.outcomes.append(_skipped(decoded))
+                    work.outcomes.append(skipped(decoded))
                     work.expected.less()
                 else:
                     await self._place(work, decoded, replace(decoded.picture, orientation=work.job.orientation), group)
@@ -224,35 +240,9 @@ class LocalEngine:
         )
 
 
-def _skipped(decoded: Decoded) -> FrameOutcome:
-    reason = DegradationReason.FRAME_DAMAGED if decoded.damaged else DegradationReason.FRAME_UNDECODABLE
-    return FrameOutcome(decoded.sample, decoded.alone, skipped=reason, detail=decoded.detail)
-
-
 def _note(work: _Work, picture: Picture, rendered: dict[Geometry, Rendered]) -> None:
     """Keeps what the pictures say of themselves: the bitstream is believed, not the container."""
     if any(one.tone_mapped is False for one in rendered.values()):
         work.not_tone_mapped += 1
     if work.found is None:
-        work.found = replace(
-            work.job.config,
-            width=picture.width,
-            height=picture.height,
-            bit_depth=picture.bit_depth,
-            chroma_format=picture.chroma_format,
-            colour=picture.colour,
-        )
-
-
-def _cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to tell of several that came together: ours before a stranger's."""
-    leaves: list[BaseException] = []
-    stack: list[BaseException] = [errors]
-    while stack:
-        error = stack.pop()
-        if isinstance(error, BaseExceptionGroup):
-            stack.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    ours = [error for error in leaves if isinstance(error, KeyglanceError)]
-    return ours[0] if ours else InternalError(f"{type(leaves[0]).__name__}: {leaves[0]}")
+        work.found = found_config(work.job.config, picture)

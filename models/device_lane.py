@@ -1,0 +1,164 @@
+"""One model on a GPU with all that a batch passes: preprocessing, network, results on their way to pinned memory."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from models.backend import Outputs
+from models.backends.device import CudaBackend
+from models.heads import Head
+from models.manifest import Manifest
+from models.preprocess_cuda import CudaPreprocessor, Located, Prepared
+
+
+class OnTheWay(Protocol):
+    """A batch on its way through a network."""
+
+    def outputs(self) -> Outputs:
+        """Waits for the results, arrays [n, …], which stay valid until `release`."""
+        ...
+
+    def release(self) -> None:
+        """Gives their memory back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What `Lane.enqueue` gives: where each picture lies on the canvas, the event behind the last use of the pictures' planes
+    (None where that is over), and the results to come.
+    """
+
+    prepared: tuple[Prepared, ...]
+    pictures_used: Any
+    results: OnTheWay
+
+
+class Lane(Protocol):
+    """One model as an ensemble on a device uses it: everything on one thread, but for `Enqueued.results` and `head`."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The model."""
+        ...
+
+    @property
+    def head(self) -> Head:
+        """Reads its outputs."""
+        ...
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Batch sizes that networks are prepared for, ascending; a batch costs what the smallest that holds it costs."""
+        ...
+
+    def open(self) -> None:
+        """Loads, prepares and warms everything; nothing is created or allocated later."""
+        ...
+
+    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
+        """Enqueues preprocessing and network of 1 to `buckets[-1]` pictures of one canvas."""
+        ...
+
+    def rehearse(self, size: int) -> OnTheWay:
+        """Enqueues the network alone for a batch of `size`, on whatever its input holds: to learn what it costs."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything. May be called before `open`, and twice."""
+        ...
+
+
+class Fence(Protocol):
+    """Joins events of several streams."""
+
+    def after(self, events: Sequence[Any]) -> Any:
+        """One event behind all of them; None for none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A model with its backend, not loaded yet, and what reads its outputs."""
+
+    manifest: Manifest
+    backend: CudaBackend
+    head: Head
+
+
+class DeviceLane:
+    """`Lane` of a `CudaBackend`: `CudaPreprocessor` writes into the network's input on the same stream."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        self._model = model
+        self._backend = model.backend
+        self._preprocessor: CudaPreprocessor | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """As `Lane.manifest`."""
+        return self._model.manifest
+
+    @property
+    def head(self) -> Head:
+        """As `Lane.head`."""
+        return self._model.head
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """As `Lane.buckets`."""
+        return self._backend.buckets
+
+    def open(self) -> None:
+        """As `Lane.open`: loads, captures every graph, compiles the preprocessing."""
+        self._backend.load()
+        self._backend.warm([1, self.buckets[-1]])
+        self._preprocessor = CudaPreprocessor(
+            self.manifest.inputs, largest_batch=self.buckets[-1], dtype=self._backend.dtype.name
+        )
+
+    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
+        """As `Lane.enqueue`."""
+        if self._preprocessor is None:
+            raise RuntimeError(f"model {self.manifest.name!r} is not open")
+        canvas = self._preprocessor.canvas(pictures[0])
+        size = len(pictures)
+        prepared = self._preprocessor.render(pictures, self._backend.input(canvas, size), self._backend.stream)
+        return Enqueued(prepared, self._preprocessor.sent, self._backend.launch(canvas, size))
+
+    def rehearse(self, size: int) -> OnTheWay:
+        """As `Lane.rehearse`, on the first canvas."""
+        return self._backend.launch(self.manifest.inputs.geometry.canvases[0], size)
+
+    def close(self) -> None:
+        """As `Lane.close`."""
+        self._preprocessor = None
+        self._backend.close()
+
+    def __repr__(self) -> str:
+        return f"<DeviceLane {self._backend!r}>"
+
+
+class CudaFence:
+    """`Fence` on a CUDA stream of its own. Made and used on one thread; an event it gave is used again after `events` more."""
+
+    def __init__(self, events: int = 16) -> None:
+        cupy = importlib.import_module("cupy")
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(events)]
+        self._next = 0
+
+    def after(self, events: Sequence[Any]) -> Any:
+        """As `Fence.after`. Whoever waits for it late may wait for a later use of it too, never for less."""
+        behind = [event for event in events if event is not None]
+        if not behind:
+            return None
+        for event in behind:
+            self._stream.wait_event(event)
+        joined = self._events[self._next % len(self._events)]
+        self._next += 1
+        joined.record(self._stream)
+        return joined

@@ -1,0 +1,430 @@
+"""The engine on a GPU: hardware decoders that hand pictures straight to an ensemble which batches them on the same GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+from opentelemetry import trace
+
+from decoder_pool.decoder import Decoded, DecoderBroken, DecoderFactory, DecodeUnit, DrivenDecoder
+from decoder_pool.picture import Picture
+from decoder_pool.pool import DecoderPool, Lease
+from keyglance.errors import DeadlineExceeded, GpuLost, ModelFailed, WorkerLost
+from keyglance.video import Orientation
+from models.device_ensemble import DeviceEnsemble
+from models.frame_group import FrameAnswer, FrameGroup
+from models.preprocess import Preprocessor
+from models.thumbnail import thumbnail
+from server.degradation import Degradation, DegradationReason
+from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.job_work import cause, found_config, skipped
+from server.timing import StepTiming
+
+_CHECK_INTERVAL = 2.0  # seconds between two looks at the GPU
+_CHECK_PATIENCE = 10.0  # seconds after which a GPU that does not answer counts as lost
+
+_log = logging.getLogger(__name__)
+
+
+class Upload(Protocol):
+    """Brings pictures from host memory to the GPU."""
+
+    async def upload(self, picture: Picture) -> Picture:
+        """The same picture there; whoever gets it releases its lease. ValueError where it does not fit."""
+        ...
+
+
+class GpuLane(DecoderFactory, Protocol):
+    """What the engine asks of the factory of hardware decoders."""
+
+    @property
+    def uploader(self) -> Upload:
+        """For what software decoded."""
+        ...
+
+    def check(self) -> str | None:
+        """What is wrong with the GPU; may block for as long as it does not answer."""
+        ...
+
+    def close(self) -> None:
+        """After all decoders."""
+        ...
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Begin and end of one step over all that a job does of it at once."""
+
+    begin: float = 0.0
+    end: float = 0.0
+
+    def over(self, begin: float, end: float) -> None:
+        self.begin = min(self.begin, begin) if self.begin else begin
+        self.end = max(self.end, end)
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """One job on its way. `take` and `deliver` are called on decoders' threads, the rest on the event loop."""
+
+    engine: GpuEngine
+    job: EngineJob
+    loop: asyncio.AbstractEventLoop
+    units: deque[DecodeUnit]
+    wanted: int
+    complete: asyncio.Future[None]
+    in_software: str = ""  # why all of it is
+    group: FrameGroup = field(init=False)
+    outcomes: list[FrameOutcome] = field(default_factory=list)
+    failed_models: dict[str, str] = field(default_factory=dict)
+    not_tone_mapped: int = 0
+    software: list[str] = field(default_factory=list)  # of each picture that software decoded, why
+    thumbnails: dict[int, Future[bytes]] = field(default_factory=dict)
+    first: Picture | None = None
+    decode: _Stretch = field(default_factory=_Stretch)
+    preprocess: _Stretch = field(default_factory=_Stretch)
+    infer: _Stretch = field(default_factory=_Stretch)
+    waited: float = 0.0  # of any picture, from its decoding to its batch
+    waited_for_decoders: float = 0.0
+    created: int = 0
+
+    def take(self) -> DecodeUnit | None:
+        """The next unit of the call, for whichever of its decoders is free; none once it is over or too late."""
+        if self.group.discarded or time.monotonic() > self.job.deadline:
+            return None
+        try:
+            return self.units.popleft()
+        except IndexError:
+            return None
+
+    def deliver(self, decoded: Decoded) -> None:
+        """A picture goes to the models, what is none is noted. Never raises."""
+        self.decode.end = time.monotonic()
+        picture, ensemble = decoded.picture, self.engine.ensemble
+        if picture is None:
+            ensemble.less(self.group)
+            self._tell(self.skipped, decoded)
+            return
+        if self.job.orientation != _UPRIGHT:
+            picture = replace(picture, orientation=self.job.orientation)
+        if self.job.thumbnail_size and picture.lease is not None:
+            picture.lease.retain()
+            self.thumbnails[decoded.sample] = self.engine.thumbnail(picture, self.job.thumbnail_size)
+        try:
+            ensemble.submit(self.group, decoded, picture)
+        except Exception as error:  # planes that do not fit their description
+            ensemble.less(self.group)
+            self._tell(self.skipped, replace(decoded, picture=None, detail=f"{type(error).__name__}: {error}"))
+
+    def _tell(self, call: Callable[[Decoded], None], decoded: Decoded) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(call, decoded)
+
+    def skipped(self, decoded: Decoded) -> None:
+        """A wanted sample without a picture."""
+        self.outcomes.append(skipped(decoded))
+        self._count()
+
+    def settled(self, answer: FrameAnswer) -> None:
+        """A frame came through the models, or did not."""
+        if answer.error is not None:
+            if not self.complete.done():
+                self.complete.set_exception(answer.error)
+            return
+        decoded = answer.tag
+        assert isinstance(decoded, Decoded)
+        self.first = self.first or decoded.picture
+        self.failed_models.update(answer.failed)
+        self.not_tone_mapped += answer.tone_mapped is False
+        if decoded.in_software or self.in_software:
+            self.software.append(self.in_software or decoded.detail)
+        self.preprocess.over(answer.began, answer.enqueued)
+        self.infer.over(answer.since, answer.ended)
+        self.waited = max(self.waited, answer.began - answer.since)
+        self.outcomes.append(FrameOutcome(decoded.sample, decoded.alone, decoded.stand_in, results=answer.results))
+        self._count()
+
+    def _count(self) -> None:
+        if len(self.outcomes) >= self.wanted and not self.complete.done():
+            self.complete.set_result(None)
+
+    async def result(self) -> EngineResult:
+        """Once it is complete."""
+        jpegs = {sample: await asyncio.wrap_future(future) for sample, future in self.thumbnails.items()}
+        frames = [
+            replace(
+                frame,
+                results={name: result for name, result in frame.results.items() if name not in self.failed_models},
+                thumbnail=jpegs.get(frame.sample, b""),
+            )
+            if jpegs or self.failed_models  # a model that failed on some pictures has no say on the others either
+            else frame
+            for frame in self.outcomes
+        ]
+        degradations = [
+            Degradation(DegradationReason.MODEL_LEFT_OUT, 1, f"{name}: {why}") for name, why in self.failed_models.items()
+        ]
+        if self.software:
+            degradations.append(Degradation(DegradationReason.SOFTWARE_FALLBACK, len(self.software), self.software[0]))
+        if self.not_tone_mapped:
+            degradations.append(
+                Degradation(
+                    DegradationReason.NOT_TONE_MAPPED,
+                    self.not_tone_mapped,
+                    f"transfer {self.job.config.colour.transfer} was shown to the models as it is",
+                )
+            )
+        decode, preprocess, infer = self.decode, self.preprocess, self.infer
+        timings = [StepTiming("decode", decode.begin, decode.end, self.waited_for_decoders, self.created)]
+        if infer.begin:
+            # Preprocessing is what the host takes to enqueue it with the networks; the GPU's part of it is in the inference.
+            timings.append(StepTiming("preprocess", preprocess.begin, preprocess.end))
+            timings.append(StepTiming("infer", infer.begin, infer.end, self.waited))
+        found = found_config(self.job.config, self.first) if self.first is not None else None
+        return EngineResult(tuple(frames), tuple(timings), tuple(degradations), found)
+
+
+class GpuEngine:
+    """`Engine` on one GPU, in this process.
+
+    What the hardware refuses as a whole is decoded by `software`'s decoders and uploaded; what it cannot decode of a stream, by
+    the factory's own software. The ensemble starts first: its CUDA graphs are captured while no decoder works, and none is
+    captured later. `started` is called once everything is there (to compare the memory that is used with what was planned).
+    """
+
+    def __init__(
+        self,
+        *,
+        factory: GpuLane,
+        pool: DecoderPool,
+        software: DecoderPool,
+        ensemble: DeviceEnsemble,
+        device_name: str,
+        thumbnail_threads: int = 2,
+        started: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ensemble = ensemble
+        self._factory = factory
+        self._pool = pool
+        self._software = software
+        self._device_name = device_name
+        self._started = started
+        self._ended = ended
+        self._preprocessor = Preprocessor()
+        self._thumbnails = ThreadPoolExecutor(thumbnail_threads, thread_name_prefix="thumbnails")
+        self._watch = _GpuWatch(factory.check)
+        ensemble.on_failure = self._watch.look_now
+        self.jobs_in_flight = 0
+
+    async def start(self) -> None:
+        """Captures every graph, then starts the warm decoders."""
+        await self.ensemble.start()
+        await asyncio.gather(self._pool.start(), self._software.start())
+        self._watch.start()
+        self._started()
+
+    @property
+    def healthy(self) -> bool:
+        """False once the GPU is lost: it does not answer, or every CUDA call fails."""
+        return self._watch.lost is None
+
+    def info(self) -> EngineInfo:
+        """What it is and has."""
+        pools = (self._pool, self._software)
+        states = [(pool.snapshot(), pool) for pool in pools]
+        return EngineInfo(
+            device=self._device_name,
+            models=self.ensemble.manifests,
+            decoders=tuple(
+                DecoderState(state.kind, len(state.decoders), state.limit, tuple(pool.factory.codecs())) for state, pool in states
+            ),
+        )
+
+    def stats(self) -> EngineStats:
+        """How it stands."""
+        batchers = self.ensemble.snapshot()
+        return EngineStats(
+            queues=tuple(QueueStats("infer", each.queued, each.queue_limit, each.model) for each in batchers),
+            batches=tuple(BatchStats.of(each) for each in batchers),
+            pools=tuple(PoolStats.of(pool.snapshot()) for pool in (self._pool, self._software)),
+            healthy=self.healthy,
+        )
+
+    async def run(self, job: EngineJob) -> EngineResult:
+        """Decodes and infers; pictures go to the models as they come."""
+        if (lost := self._watch.lost) is not None:
+            raise GpuLost(lost)
+        models = self.ensemble.select(job.models)
+        wanted = sum(len(unit.wanted) for unit in job.units)
+        loop = asyncio.get_running_loop()
+        work = _Work(self, job, loop, deque(job.units), wanted, loop.create_future())
+        caller = trace.get_current_span().get_span_context()
+        work.group = self.ensemble.group(wanted, models, work.settled, deadline=job.deadline, caller=caller)
+        if not wanted:
+            work.complete.set_result(None)
+        self.jobs_in_flight += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._decode(work, group)
+                await work.complete
+            return await work.result()
+        except BaseExceptionGroup as errors:
+            raise await self._told(cause(errors)) from errors
+        except (ModelFailed, WorkerLost) as error:
+            raise await self._told(error) from error
+        finally:
+            self.jobs_in_flight -= 1
+            self.ensemble.discard(work.group)
+            if work.complete.done() and not work.complete.cancelled():
+                work.complete.exception()  # seen
+
+    async def close(self) -> None:
+        """Ends decoders, models and threads."""
+        self._watch.close()
+        await asyncio.gather(self._pool.close(), self._software.close())
+        self._factory.close()
+        await self.ensemble.close()
+        self._thumbnails.shutdown(wait=False, cancel_futures=True)
+        self._ended()
+
+    def thumbnail(self, picture: Picture, size: int) -> Future[bytes]:
+        """A JPEG made on a thread of its own; takes over one reference of the picture's lease."""
+        return self._thumbnails.submit(self._make_thumbnail, picture, size)
+
+    def __repr__(self) -> str:
+        return f"<GpuEngine {self._pool!r} {self._software!r} {self.ensemble!r}, {self.jobs_in_flight} jobs in flight>"
+
+    async def _decode(self, work: _Work, group: asyncio.TaskGroup) -> None:
+        """Leases decoders of the one kind or the other, and has them work in `group`."""
+        job = work.job
+        work.decode.begin = work.decode.end = time.monotonic()
+        refused = self._factory.refuses(job.config)
+        work.in_software = refused or ""
+        pool = self._software if refused else self._pool
+        leases = await pool.lease(job.config, deadline=job.deadline, most=len(job.units))
+        work.waited_for_decoders = max(lease.waited for lease in leases)
+        work.created = sum(lease.created for lease in leases)
+        for lease in leases:
+            task = group.create_task(self._in_software(work, lease) if refused else self._in_hardware(work, lease))
+            task.add_done_callback(functools.partial(_give_back, lease))
+
+    async def _in_hardware(self, work: _Work, lease: Lease) -> None:
+        try:
+            async with lease:
+                await cast(DrivenDecoder, lease.decoder).drive(work.take, work.job.packets, work.deliver)
+        except DecoderBroken as broken:
+            self._watch.look_now()
+            raise WorkerLost(f"a decoder was lost while it worked for this call: {broken}") from broken
+        _in_time(work)
+
+    async def _in_software(self, work: _Work, lease: Lease) -> None:
+        try:
+            async with lease:
+                while (unit := work.take()) is not None:
+                    async with aclosing(lease.decoder.decode(unit, work.job.packets)) as pictures:
+                        async for decoded in pictures:
+                            work.deliver(await self._uploaded(decoded))
+        except DecoderBroken as broken:
+            raise WorkerLost(f"a decoder was lost while it worked for this call: {broken}") from broken
+        _in_time(work)
+
+    async def _uploaded(self, decoded: Decoded) -> Decoded:
+        if decoded.picture is None:
+            return decoded
+        try:
+            return replace(decoded, picture=await self._factory.uploader.upload(decoded.picture))
+        except ValueError as error:
+            return replace(decoded, picture=None, detail=str(error))
+
+    def _make_thumbnail(self, picture: Picture, size: int) -> bytes:
+        try:
+            planes = tuple(plane.get() for plane in picture.planes)
+            return thumbnail(replace(picture, planes=planes, lease=None), size, preprocessor=self._preprocessor)
+        finally:
+            if picture.lease is not None:
+                picture.lease.release()
+
+    async def _told(self, error: BaseException) -> BaseException:
+        """The error of a call: that the GPU is lost, where that is behind it."""
+        if isinstance(error, (ModelFailed, WorkerLost)) and (lost := await self._watch.looked()) is not None:
+            return GpuLost(f"{lost}; {error.message}")
+        return error
+
+
+class _GpuWatch:
+    """Asks every few seconds, and when something failed, whether the GPU is still there."""
+
+    def __init__(self, check: Callable[[], str | None]) -> None:
+        self._check = check
+        self._wake = threading.Event()
+        self._closed = False
+        self._lost: str | None = None
+        self._began: float | None = None
+        self._looked = threading.Event()  # of the next look
+        self._thread = threading.Thread(target=self._work, name="gpu watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the GPU counts as lost; once it is, it stays so: the process has to start anew."""
+        began = self._began
+        if self._lost is None and began is not None and time.monotonic() - began > _CHECK_PATIENCE:
+            self._lost = f"the GPU did not answer within {_CHECK_PATIENCE:g} s"
+        return self._lost
+
+    def look_now(self) -> None:
+        """Something failed: looks at once."""
+        self._wake.set()
+
+    async def looked(self) -> str | None:
+        """What a look finds that begins now, or is under way; waits for it a second at most."""
+        looked = self._looked
+        self._wake.set()
+        if self._thread.is_alive():
+            await asyncio.get_running_loop().run_in_executor(None, looked.wait, 1.0)
+        return self.lost
+
+    def _work(self) -> None:
+        while not self._closed and self._lost is None:
+            self._began = time.monotonic()
+            wrong = self._check()
+            self._began = None
+            if wrong is not None and not self._closed:
+                self._lost = f"the GPU is lost: {wrong}"
+                _log.error("%s", self._lost)
+            looked, self._looked = self._looked, threading.Event()
+            looked.set()
+            self._wake.wait(_CHECK_INTERVAL)
+            self._wake.clear()
+
+
+_UPRIGHT: Any = Orientation()
+
+
+def _give_back(lease: Lease, _: asyncio.Task[None]) -> None:
+    """Also of a task that was cancelled before its first step."""
+    lease.release()
+
+
+def _in_time(work: _Work) -> None:
+    if work.units and not work.group.discarded and time.monotonic() > work.job.deadline:
+        raise DeadlineExceeded(f"the deadline passed before {len(work.units)} of the call's units were decoded")

@@ -1,0 +1,312 @@
+"""The ensemble on a device, without one: batches, waits, answers, failures, and that every slot goes back once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder_pool.picture import Picture
+from keyglance.errors import DeadlineExceeded, ModelFailed, UnknownModel, WorkerLost
+from models.device_ensemble import DeviceEnsemble
+from models.frame_group import FrameAnswer, FrameGroup
+from tests.models.fake_lanes import CountedLease, FakeFence, FakeLane, grey, lane_manifest
+
+NEVER = 60.0
+
+
+@dataclass
+class Bench:
+    ensemble: DeviceEnsemble
+    lanes: dict[str, FakeLane]
+    leases: list[CountedLease] = field(default_factory=list)
+    answers: list[FrameAnswer] = field(default_factory=list)
+
+    def group(self, frames: int, **rest: Any) -> FrameGroup:
+        models = rest.pop("models", ("first", "second"))
+        return self.ensemble.group(frames, models, self.answers.append, **rest)
+
+    def submit(self, group: FrameGroup, level: int, tag: object = None, **rest: int) -> None:
+        picture = grey(level, **rest)
+        assert isinstance(picture.lease, CountedLease)
+        self.leases.append(picture.lease)
+        self.ensemble.submit(group, level if tag is None else tag, picture)
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if done():
+                return
+            await asyncio.sleep(0.005)
+        pytest.fail(f"{self.ensemble!r}, {len(self.answers)} answers")
+
+    async def answered(self, count: int) -> list[FrameAnswer]:
+        await self.until(lambda: len(self.answers) >= count)
+        return self.answers
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.lanes["first"].batches]
+
+
+@asynccontextmanager
+async def bench(*, start: bool = True, gate: bool = False, **rest: Any) -> AsyncIterator[Bench]:
+    lanes = {
+        "first": FakeLane(lane_manifest("first", required=True)),
+        "second": FakeLane(lane_manifest("second", canvases=((16, 32), (32, 16)))),
+    }
+    ensemble = DeviceEnsemble(
+        [lane.manifest for lane in lanes.values()],
+        lambda: (list(lanes.values()), FakeFence()),
+        **{"largest_wait": NEVER, "queue_limit": 64, **rest},
+    )
+    if start:
+        await ensemble.start()
+    if gate:
+        lanes["first"].gate = threading.Event()
+    b = Bench(ensemble, lanes)
+    try:
+        yield b
+    finally:
+        if (opened := lanes["first"].gate) is not None:
+            opened.set()
+        await ensemble.close()
+        assert [lease.holders for lease in b.leases] == [0] * len(b.leases)
+        assert all(lane.held == 0 for lane in lanes.values())
+
+
+async def test_every_frame_gets_its_own_scores_of_every_model_on_one_thread() -> None:
+    async with bench() as b:
+        group = b.group(7)
+        for level in range(0, 70, 10):
+            b.submit(group, level)
+        for answer in await b.answered(7):
+            assert isinstance(answer.tag, int)
+            assert answer.error is None
+            assert {name: dict(result.scores) for name, result in answer.results.items()} == {
+                name: {f"{name}-level": pytest.approx(answer.tag / 255)} for name in ("first", "second")
+            }
+            assert 0 < answer.since <= answer.began <= answer.enqueued <= answer.ended
+    assert len(b.lanes["first"].threads | b.lanes["second"].threads) == 1
+    assert threading.get_ident() not in b.lanes["first"].threads
+
+
+async def test_an_idle_ensemble_waits_for_all_frames_of_a_call_and_no_longer() -> None:
+    async with bench() as b:
+        group = b.group(5)
+        for level in range(4):
+            b.submit(group, level)
+        await asyncio.sleep(0.05)
+        assert not b.answers
+        b.submit(group, 4)
+        await b.answered(5)
+        assert b.sizes == [5]
+
+
+async def test_frames_that_will_never_come_are_not_waited_for() -> None:
+    async with bench() as b:
+        group = b.group(3)
+        b.submit(group, 1)
+        b.ensemble.less(group, 2)
+        await b.answered(1)
+
+
+async def test_the_wait_ends_after_the_largest_wait() -> None:
+    async with bench(largest_wait=0.01) as b:
+        b.submit(b.group(9), 1)
+        await b.answered(1)
+
+
+async def test_a_busy_ensemble_gathers_and_enqueues_only_full_batches_behind_the_one_that_runs() -> None:
+    async with bench(gate=True) as b:
+        b.submit(b.group(1), 1)
+        await b.until(lambda: b.sizes == [1])
+        for level in range(7):
+            b.submit(b.group(1), level)
+        await asyncio.sleep(0.03)
+        assert b.sizes == [1]
+        b.submit(b.group(1), 8)  # now a batch is full
+        await b.until(lambda: b.sizes == [1, 8])
+        for level in range(20):
+            b.submit(b.group(1), level)
+        await asyncio.sleep(0.03)
+        assert b.sizes == [1, 8]
+        opened = b.lanes["first"].gate
+        assert opened is not None
+        opened.set()
+        await b.answered(29)
+        assert sum(b.sizes) == 29
+
+
+async def test_frames_of_several_calls_share_a_batch_and_those_of_other_canvases_or_models_do_not() -> None:
+    async with bench(gate=True) as b:
+        b.submit(b.group(1), 1)
+        await b.until(lambda: b.sizes == [1])
+        for level in (10, 20):
+            b.submit(b.group(1), level)
+            b.submit(b.group(1), level, width=48, height=64)
+            b.submit(b.group(1, models=("first",)), level)
+        opened = b.lanes["first"].gate
+        assert opened is not None
+        opened.set()
+        answers = await b.answered(7)
+        assert b.sizes == [1, 2, 2, 2]
+        assert sorted(len(answer.results) for answer in answers) == [1, 1, 2, 2, 2, 2, 2]
+
+
+async def test_slots_go_back_behind_the_preprocessing_not_behind_the_results() -> None:
+    async with bench(gate=True) as b:
+        b.submit(b.group(1), 1)
+        await b.until(lambda: bool(b.leases[0].events))
+        assert not b.answers
+        assert b.leases[0].events == [("event of first", "event of second")]
+
+
+async def test_discarded_frames_leave_the_queue_and_nobody_hears_of_them() -> None:
+    async with bench(gate=True) as b:
+        running, queued = b.group(1), b.group(3)
+        b.submit(running, 1)
+        await b.until(lambda: b.sizes == [1])
+        b.submit(queued, 2)
+        b.ensemble.discard(queued)
+        assert b.leases[1].holders == 0
+        b.submit(queued, 3)  # a decoder that had not heard of it
+        assert b.leases[2].holders == 0
+        b.ensemble.discard(running)
+        opened = b.lanes["first"].gate
+        assert opened is not None
+        opened.set()
+        await b.until(lambda: "0 batches" in repr(b.ensemble))
+        await asyncio.sleep(0.02)
+        assert not b.answers
+
+
+async def test_late_frames_fail_and_enter_no_batch() -> None:
+    async with bench(gate=True) as b:
+        b.submit(b.group(1), 1)
+        await b.until(lambda: b.sizes == [1])
+        b.submit(b.group(1, deadline=time.monotonic() + 0.01), 2)
+        b.submit(b.group(1), 3)
+        await asyncio.sleep(0.02)
+        opened = b.lanes["first"].gate
+        assert opened is not None
+        opened.set()
+        by_tag = {answer.tag: answer for answer in await b.answered(3)}
+        assert isinstance(by_tag[2].error, DeadlineExceeded)
+        assert by_tag[3].error is None
+        assert b.sizes == [1, 1]
+
+
+@pytest.mark.parametrize("fault", ["fails", "results_fail"])
+@pytest.mark.parametrize("model", ["first", "second"])
+async def test_a_model_that_fails_fails_its_batch_and_the_next_one_runs(fault: str, model: str) -> None:
+    async with bench() as b:
+        heard: list[int] = []
+        b.ensemble.on_failure = lambda: heard.append(1)
+        setattr(b.lanes[model], fault, True)
+        b.submit(b.group(1), 1)
+        (answer,) = await b.answered(1)
+        if model == "first":
+            assert isinstance(answer.error, ModelFailed)
+            assert "first" in answer.error.message
+        else:
+            assert answer.error is None
+            assert set(answer.results) == {"first"}
+            assert "cuda" in answer.failed["second"]
+        assert heard
+        setattr(b.lanes[model], fault, False)
+        b.submit(b.group(1), 2)
+        assert set((await b.answered(2))[1].results) == {"first", "second"}
+
+
+async def test_a_row_that_is_not_finite_fails_alone() -> None:
+    async with bench() as b:
+        b.lanes["second"].nan = True
+        group = b.group(3)
+        for level in (0, 10, 20):
+            b.submit(group, level)
+        answers = {answer.tag: answer for answer in await b.answered(3)}
+        assert set(answers[0].results) == {"first"}
+        assert "not finite" in answers[0].failed["second"]
+        assert set(answers[10].results) == set(answers[20].results) == {"first", "second"}
+
+
+async def test_a_picture_in_host_memory_is_refused_and_its_slot_goes_back() -> None:
+    async with bench() as b:
+        lease = CountedLease()
+        b.leases.append(lease)
+        plane = np.zeros((4, 4), np.uint8)
+        with pytest.raises(ValueError, match="host memory"):
+            b.ensemble.submit(b.group(1), 0, Picture((plane, plane[:2, :2], plane[:2, :2]), 4, 4, lease=lease))
+
+
+async def test_a_start_that_fails_closes_everything() -> None:
+    async with bench(start=False) as b:
+        b.lanes["second"].open_fails = True
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await b.ensemble.start()
+        assert b.lanes["first"].closed
+
+
+async def test_close_fails_what_is_queued_and_what_comes_later() -> None:
+    async with bench() as b:
+        b.submit(b.group(2), 1)
+        await b.ensemble.close()
+        b.submit(b.group(1), 2)
+        assert all(isinstance(answer.error, WorkerLost) for answer in await b.answered(2))
+
+
+async def test_models_are_chosen_by_name() -> None:
+    async with bench(start=False) as b:
+        assert b.ensemble.select() == ("first", "second")
+        assert b.ensemble.select(["second", "second"]) == ("second",)
+        with pytest.raises(UnknownModel, match="third"):
+            b.ensemble.select(["third"])
+
+
+async def test_many_calls_from_many_threads_with_cancellations_leave_nothing_behind() -> None:
+    rng = random.Random(5)
+    async with bench(largest_wait=0.002) as b:
+        for lane in b.lanes.values():
+            lane.seconds = 0.001
+        heard: dict[int, list[object]] = {}
+
+        async def call(number: int) -> None:
+            frames = rng.randint(1, 9)
+            told = heard.setdefault(number, [])
+            group = b.ensemble.group(
+                frames, ("first", "second"), lambda answer: told.append(answer.tag), deadline=math.inf, priority=rng.randint(0, 2)
+            )
+
+            def bring() -> None:
+                for frame in range(frames):
+                    if rng.random() < 0.1:
+                        b.ensemble.less(group)
+                        told.append(frame)
+                    else:
+                        shape = {"width": 48, "height": 64} if number % 2 else {}
+                        b.submit(group, frame, **shape)
+
+            bringing = asyncio.get_running_loop().run_in_executor(None, bring)
+            if cancelled := rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.01)
+                b.ensemble.discard(group)
+            await bringing
+            if not cancelled:
+                await b.until(lambda: len(told) >= frames)
+                assert sorted(map(str, told)) == sorted(map(str, range(frames)))
+            b.ensemble.discard(group)
+
+        await asyncio.gather(*(call(number) for number in range(60)))
+        await b.until(lambda: "0 queued, 0 batches" in repr(b.ensemble))
+        (state, _) = b.ensemble.snapshot()
+        assert state.in_flight == state.queued == 0
+        assert sum(size * count for size, count in state.fill.items()) == sum(b.sizes)
