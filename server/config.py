@@ -81,18 +81,18 @@ class ServerSection(_Section):
     )
     connection_age: Seconds = Field(
         default=600.0,
-        description="Seconds after which a connection is ended once its calls are, so that callers spread anew over fronts and servers.",
+        description="Seconds after which a connection is ended, once its calls are, so that callers spread anew over all fronts.",
     )
     reuse_port: bool = Field(default=False, description="Whether several servers may share one port (SO_REUSEPORT).")
     fronts: int = Field(
         default=0,
-        description="Processes that speak gRPC, on one port, beside processes that decode and infer; 0: one process does all. 0 to 64.",
+        description="Processes that speak gRPC, on one port, beside those that decode and infer; 0: one process does all.",
         ge=0,
         le=64,
     )
     engines: int = Field(
         default=0,
-        description="Processes that decode and infer, each on a GPU of its own from gpu.index on; 0: one for each GPU, or one. 0 to 64.",
+        description="Processes beside fronts that decode and infer, each with a GPU of its own from gpu.index on; 0: one a GPU.",
         ge=0,
         le=64,
     )
