@@ -348,7 +348,7 @@ class NvdecDecoder:
 
     def _opened(self, config: StreamConfig) -> HardwareStream:
         """The stream's headers, kept from unit to unit: parameter sets in samples hold for later ones."""
-        if self._stream is None:
+        if self._stream is None or self._stream.refused:
             self._stream = HardwareStream(config, self._bounds, self._found)
         return self._stream
 

@@ -121,6 +121,11 @@ class HardwareSession:
         self._sequence: Sequence | None = None
         self.announced: Surface | None = None
 
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name."""
+        return self._key.codec
+
     def open(self) -> None:
         """Makes stream and decoder; the hardware's own session appears with the first picture."""
         cupy, codec = self._gpu.cupy, self._gpu.codec

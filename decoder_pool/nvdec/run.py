@@ -69,6 +69,7 @@ class HardwareRun:
         self._session = session
         self._largest = largest
         self._open = stream
+        self._stream: HardwareStream | None = None
         self._unit = unit
         self._source = packets
         self._left = set(unit.wanted)
@@ -102,6 +103,8 @@ class HardwareRun:
         try:
             return self._advance(slot)
         except Unfit as unfit:
+            if self._stream is not None:
+                self._stream.refused = True
             self._end(str(unfit))
             return None
 
@@ -124,13 +127,14 @@ class HardwareRun:
         return None
 
     def _begin(self) -> None:
-        self._stream = self._open()
+        stream = self._stream = self._open()
         self._payload = self._read(self._unit.packets[0])
-        if self._stream.begin(self._unit, self._payload) is not SampleKind.IDR:
+        if stream.begin(self._unit, self._payload) is not SampleKind.IDR:
             self._session.reset()
 
     def _prepare(self, packet: Packet) -> None:
         payload, self._payload = self._payload or self._read(packet), b""
+        assert self._stream is not None
         feed = self._stream.feed(payload, key=packet.key)
         if feed is not None and feed.surface.size > self._largest:
             raise Unfit(f"a picture of {feed.surface.size} bytes, the largest slot has {self._largest}")
@@ -159,7 +163,7 @@ class HardwareRun:
             )
         elif not pictures or not feed.facts.shown:
             self.reasons[packet.sample] = "no picture came out of its packet"
-        elif len(pictures) > 1 and self._stream.codec not in _SUPERFRAMES:
+        elif len(pictures) > 1 and self._session.codec not in _SUPERFRAMES:
             self.reasons[packet.sample] = f"{len(pictures)} pictures came out of its packet"
         else:
             self._session.copy(pictures[-1], feed.surface, slot)

@@ -117,6 +117,8 @@ class HardwareStream:
         self._config = config
         self._bounds = bounds
         self._plan = plan
+        #: Whether it has read headers that its decoder was spared: what it knows is not what the decoder knows.
+        self.refused = False
         self._record = _record(config)
         self._checked: set[bytes] = set(plan.sequence.parameter_sets if plan is not None else ())
         self._skipping_leading = False
@@ -124,11 +126,6 @@ class HardwareStream:
         self._first: SampleFacts | Feed | None = None  # of the packet that `begin` has looked at
         if plan is None:
             self._check_record()
-
-    @property
-    def codec(self) -> str:
-        """FFmpeg's name."""
-        return self._config.codec
 
     @functools.cached_property
     def _headers(self) -> StreamHeaders:
