@@ -46,13 +46,17 @@ class DecoderView:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A caller that has no decoder yet. `number` grows with arrival; `most` is how many decoders it has use for, 1 or more."""
+    """A caller that has no decoder yet. `number` grows with arrival; `most` is how many decoders it has use for, 1 or more.
+
+    The lowest `priority` goes first.
+    """
 
     number: int
     key: DecoderKey
     config: StreamConfig
     deadline: float
     most: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from keyglance.video import StreamConfig
 _ATTEMPTS = 3
 
 
-def by_arrival(caller: Waiting) -> float:
-    """First come, first served."""
-    return caller.number
+def by_urgency(caller: Waiting) -> tuple[int, float, int]:
+    """The earliest deadline first within a priority; first come, first served among equals."""
+    return caller.priority, caller.deadline, caller.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,7 @@ class Lease:
 class DecoderPool:
     """Lends decoders of one kind. At most `limit` exist at any moment, at least `warm` by key once `start` has returned.
 
-    `order` sorts the waiting callers, the lowest value is served first (`by_arrival`; earliest deadline first would be
-    `lambda caller: caller.deadline`). `clock` is the clock of all deadlines, in seconds.
+    Waiting callers are served `by_urgency`. `clock` is the clock of all deadlines, in seconds.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class DecoderPool:
         size_classes: tuple[int, ...],
         warm: Mapping[DecoderKey, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        order: Callable[[Waiting], float] = by_arrival,
     ) -> None:
         self.factory = factory
         self.limit = limit
@@ -166,7 +164,6 @@ class DecoderPool:
         if (least := sum(self._warm.values())) > limit:
             raise ValueError(f"{least} decoders are to be warm, more than the limit of {limit}")
         self._clock = clock
-        self._order = order
         self._lock = threading.Lock()
         self._members: list[_Member] = []
         self._callers: list[_Caller] = []
@@ -197,11 +194,12 @@ class DecoderPool:
                 member.state = DecoderState.IDLE
         self._assign()
 
-    async def lease(self, config: StreamConfig, *, deadline: float, most: int = 1) -> list[Lease]:
+    async def lease(self, config: StreamConfig, *, deadline: float, most: int = 1, priority: int = 0) -> list[Lease]:
         """Decoders set to `config`: at least one, up to `most` where they are idle and nobody else waits for one.
 
-        `deadline` is on the pool's clock. Raises UnsupportedCodec, DeadlineExceeded, Draining, or WorkerLost where decoders
-        cannot be started or break at once. A cancelled or late caller leaves nothing behind.
+        `deadline` is on the pool's clock; the lowest `priority` is served first. Raises UnsupportedCodec, DeadlineExceeded,
+        Draining, or WorkerLost where decoders cannot be started or break at once. A cancelled or late caller leaves nothing
+        behind.
         """
         if self._draining:
             raise Draining("the decoder pool is shutting down")
@@ -210,7 +208,7 @@ class DecoderPool:
         asked = self._clock()
         key = DecoderKey.of(config, self.size_classes)
         for _ in range(_ATTEMPTS):
-            granted = await self._wait(Waiting(next(self._numbers), key, config, deadline, max(1, most)))
+            granted = await self._wait(Waiting(next(self._numbers), key, config, deadline, max(1, most), priority))
             ready = await self._configure(granted, config, deadline)
             if ready:
                 waited = self._clock() - asked
@@ -355,7 +353,7 @@ class DecoderPool:
         callers = {caller.waiting.number: caller for caller in self._callers}
         members = {member.number: member for member in self._members}
         plan = assign(
-            sorted((caller.waiting for caller in self._callers), key=self._order),
+            sorted((caller.waiting for caller in self._callers), key=by_urgency),
             [member.view() for member in self._members],
             limit=self.limit,
             warm=self._warm,
@@ -410,7 +408,7 @@ class DecoderPool:
             member.state = DecoderState.CLOSING
             waiting = [c for c in self._callers if not c.granted.done()]
             usable = [c for c in waiting if self.factory.rekeyable or c.waiting.key == member.key]
-            first = min(usable, key=lambda caller: self._order(caller.waiting), default=None)
+            first = min(usable, key=lambda caller: by_urgency(caller.waiting), default=None)
             if first is not None:
                 self._callers.remove(first)
         if first is not None:

@@ -97,17 +97,19 @@ class Ensemble:
         models: Sequence[str],
         *,
         deadline: float = math.inf,
+        priority: int = 0,
         expected: ExpectedFrames | None = None,
     ) -> EnsembleResult:
         """One frame through `models`, all at once; `rendered` has the frame in each of their geometries.
 
-        `deadline` is on `time.monotonic()`'s clock. `expected` is the call's own, for all its frames. Raises `UnknownModel`,
-        `ModelFailed` if a required model failed, `DeadlineExceeded`, `WorkerLost` if the ensemble is closed.
+        `deadline` is on `time.monotonic()`'s clock, the lowest `priority` goes first. `expected` is the call's own, for all its
+        frames. Raises `UnknownModel`, `ModelFailed` if a required model failed, `DeadlineExceeded`, `WorkerLost` if the ensemble
+        is closed.
         """
         wanted = [(model := self._model(name), rendered[model.manifest.inputs.geometry]) for name in dict.fromkeys(models)]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(model, frame, deadline, expected)) for model, frame in wanted]
+                tasks = [group.create_task(self._answer(model, frame, deadline, priority, expected)) for model, frame in wanted]
         except* KeyglanceError as errors:
             raised = errors.exceptions
         else:
@@ -119,11 +121,13 @@ class Ensemble:
             )
         raise next(error for error in raised if isinstance(error, KeyglanceError))  # flat: no task raises a group
 
-    async def _answer(self, model: LoadedModel, frame: Rendered, deadline: float, expected: ExpectedFrames | None) -> _Answer:
+    async def _answer(
+        self, model: LoadedModel, frame: Rendered, deadline: float, priority: int, expected: ExpectedFrames | None
+    ) -> _Answer:
         """One model's answer to one frame; an optional model's failure is an answer too."""
         try:
             tensor = await self._work_on(model, normalise, frame, model.manifest.inputs.normalisation)
-            inferred = await model.batcher.submit(tensor, deadline=deadline, expected=expected)
+            inferred = await model.batcher.submit(tensor, deadline=deadline, priority=priority, expected=expected)
             result = await self._work_on(model, model.head.read, inferred.outputs, frame.placement)
         except ModelFailed as error:
             if model.manifest.required:

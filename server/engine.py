@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +15,14 @@ from models.result import FrameResult
 from server.degradation import Degradation, DegradationReason
 from server.engine_stats import EngineStats
 from server.timing import StepTiming
+
+
+class Priority(enum.IntEnum):
+    """How urgent a call is beside others: in every queue the lower goes first, then the earlier deadline."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BULK = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class EngineJob:
     models: tuple[str, ...]
     deadline: float
     thumbnail_size: int = 0
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,9 @@ class GpuEngine:
         loop = asyncio.get_running_loop()
         work = _Work(self, job, loop, deque(job.units), wanted, loop.create_future())
         caller = trace.get_current_span().get_span_context()
-        work.group = self.ensemble.group(wanted, models, work.settled, deadline=job.deadline, caller=caller)
+        work.group = self.ensemble.group(
+            wanted, models, work.settled, deadline=job.deadline, priority=job.priority, caller=caller
+        )
         if not wanted:
             work.complete.set_result(None)
         self.jobs_in_flight += 1
@@ -314,7 +316,7 @@ class GpuEngine:
         refused = self._factory.refuses(job.config)
         work.in_software = refused or ""
         pool = self._software if refused else self._pool
-        leases = await pool.lease(job.config, deadline=job.deadline, most=len(job.units))
+        leases = await pool.lease(job.config, deadline=job.deadline, most=len(job.units), priority=job.priority)
         work.waited_for_decoders = max(lease.waited for lease in leases)
         work.created = sum(lease.created for lease in leases)
         for lease in leases:

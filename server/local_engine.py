@@ -161,7 +161,7 @@ class LocalEngine:
         try:
             async with asyncio.TaskGroup() as group:
                 with work.decode.running():
-                    leases = await self._pool.lease(job.config, deadline=job.deadline, most=len(job.units))
+                    leases = await self._pool.lease(job.config, deadline=job.deadline, most=len(job.units), priority=job.priority)
                 work.decode.wait = max(lease.waited for lease in leases)
                 work.decode.created = sum(lease.created for lease in leases)
                 for lease in leases:
@@ -232,7 +232,9 @@ class LocalEngine:
 
     async def _infer(self, work: _Work, decoded: Decoded, rendered: dict[Geometry, Rendered], jpeg: bytes) -> None:
         with work.infer.running():
-            answer = await self._ensemble.infer(rendered, work.models, deadline=work.job.deadline, expected=work.expected)
+            answer = await self._ensemble.infer(
+                rendered, work.models, deadline=work.job.deadline, priority=work.job.priority, expected=work.expected
+            )
         work.infer.wait = max(work.infer.wait, answer.waited)
         work.failed_models.update(answer.failed)
         work.outcomes.append(

@@ -154,19 +154,23 @@ async def test_a_waiting_call_is_served_in_its_turn():
     await p.close()
 
 
-async def test_the_earliest_deadline_can_go_first():
-    p = pool(FakeFactory(), limit=1, order=lambda waiting: waiting.deadline)
+async def test_the_earliest_deadline_of_the_lowest_priority_goes_first():
+    p = pool(FakeFactory(), limit=1)
     await p.start()
     [held] = await p.lease(H264, deadline=soon())
-    late = asyncio.create_task(p.lease(H264, deadline=soon(9)))
-    early = asyncio.create_task(p.lease(H264, deadline=soon(5)))
-    await asyncio.sleep(0)
-    held.release()
-    [lease] = await early
-    assert not late.done()
-    lease.release()
-    for lease in await late:
+    served: list[str] = []
+
+    async def call(name: str, deadline: float, priority: int) -> None:
+        [lease] = await p.lease(H264, deadline=deadline, priority=priority)
+        served.append(name)
         lease.release()
+
+    async with asyncio.TaskGroup() as group:
+        for name, seconds, priority in (("bulk", 5, 2), ("late", 9, 0), ("normal", 6, 1), ("early", 7, 0)):
+            group.create_task(call(name, soon(seconds), priority))
+        await asyncio.sleep(0)
+        held.release()
+    assert served == ["early", "late", "normal", "bulk"]
     await p.close()
 
 
