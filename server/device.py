@@ -68,11 +68,11 @@ def _usable(index: int) -> Gpu:
     """The GPU, opened. Raises `GpuUnusable` with the first thing that is missing."""
     for module, package in _MODULES.items():
         if importlib.util.find_spec(module) is None:
-            raise GpuUnusable(f"{package} is not installed (no Python module {module})")
+            raise GpuUnusable(f"{package} is not installed, there is no Python module {module}")
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
-        raise GpuUnusable(f"there is no NVIDIA driver on this machine (no {_DRIVER})") from None
+        raise GpuUnusable(f"there is no NVIDIA driver on this machine, no {_DRIVER}") from None
     ort = importlib.import_module("onnxruntime")
     if _PROVIDER not in (providers := ort.get_available_providers()):
         raise GpuUnusable(
@@ -81,8 +81,8 @@ def _usable(index: int) -> Gpu:
     gpu = Gpu.open(index)
     if not capabilities(gpu):
         raise GpuUnusable(
-            f"GPU {index} decodes no video: it has no decoder, or the driver's part for it is not there "
-            "(NVIDIA_DRIVER_CAPABILITIES of a container must have video)"
+            f"GPU {index} decodes no video: it has no decoder, or the driver's part for it is missing, "
+            "which a container gets by NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
         )
     if (wrong := _does_not_infer(index)) is not None:
         raise GpuUnusable(f"ONNX Runtime cannot use GPU {index}: {wrong}")

@@ -179,7 +179,7 @@ def test_the_server_says_what_it_is(client: Client) -> None:
     assert {"open-nsfw", "efficientnet-lite0", "centerface"} <= set(by_name)
     assert "espresso" in {label.name for label in by_name["efficientnet-lite0"].labels}
     assert all(len(model.digest) == 64 and model.licence for model in info.models)
-    assert info.device == "cpu"
+    assert info.device.split()[0] == "cpu"  # the reason why there is no GPU follows
     assert {"h264", "hevc", "vp9", "av1"} <= set(info.decoders[0].codecs)
     assert 0 < info.decoders[0].decoders <= info.decoders[0].limit
     assert client.health() == "SERVING"

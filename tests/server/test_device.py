@@ -62,10 +62,10 @@ def without_decoders(machine: GpuMachine) -> None:
 @pytest.mark.parametrize(
     ("change", "reason", "asked"),
     [
-        (without("cupy", "PyNvVideoCodec"), "CuPy is not installed (no Python module cupy)", []),
-        (without("PyNvVideoCodec"), "PyNvVideoCodec is not installed (no Python module PyNvVideoCodec)", []),
-        (without("onnxruntime"), "onnxruntime-gpu is not installed (no Python module onnxruntime)", []),
-        (with_(driver=False), "there is no NVIDIA driver on this machine (no libcuda.so.1)", ["libcuda.so.1"]),
+        (without("cupy", "PyNvVideoCodec"), "CuPy is not installed, there is no Python module cupy", []),
+        (without("PyNvVideoCodec"), "PyNvVideoCodec is not installed, there is no Python module PyNvVideoCodec", []),
+        (without("onnxruntime"), "onnxruntime-gpu is not installed, there is no Python module onnxruntime", []),
+        (with_(driver=False), "there is no NVIDIA driver on this machine, no libcuda.so.1", ["libcuda.so.1"]),
         (
             with_(providers=["CPUExecutionProvider"]),
             "onnxruntime 1.99 is not built for CUDA, it has CPUExecutionProvider: onnxruntime-gpu is",
@@ -78,8 +78,8 @@ def without_decoders(machine: GpuMachine) -> None:
         ),
         (
             without_decoders,
-            "GPU 0 decodes no video: it has no decoder, or the driver's part for it is not there "
-            "(NVIDIA_DRIVER_CAPABILITIES of a container must have video)",
+            "GPU 0 decodes no video: it has no decoder, or the driver's part for it is missing, "
+            "which a container gets by NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
             ["libcuda.so.1", "context"],
         ),
         (

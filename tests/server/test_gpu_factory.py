@@ -78,7 +78,7 @@ async def test_the_engine_on_the_cpu_says_why(machine: GpuMachine, models_folder
     engine = make_engine(config(models_folder, "auto"), TRACER)
     try:
         assert isinstance(engine, LocalEngine)
-        assert engine.info().device == "cpu (no GPU: there is no NVIDIA driver on this machine (no libcuda.so.1))"
+        assert engine.info().device == "cpu (no GPU: there is no NVIDIA driver on this machine, no libcuda.so.1)"
         assert {manifest.name for manifest in engine.info().models if manifest.default_on} == NAMES - {"ppocr-text"}
     finally:
         await engine.close()
