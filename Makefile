@@ -5,9 +5,21 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
+# cpu, or gpu: NVIDIA with CUDA 13, in an environment of its own. make serve DEVICE=gpu, make test DEVICE=gpu, …
+DEVICE ?= cpu
+ifeq ($(filter cpu gpu,$(DEVICE)),)
+$(error DEVICE is $(DEVICE): cpu or gpu is allowed)
+endif
+ifeq ($(DEVICE),gpu)
+VENV := .venv-gpu
+SERVER_LOCK := gpu
+DEV_LOCK := gpu-dev
+else
 VENV := .venv
+SERVER_LOCK := server
+DEV_LOCK := dev
+endif
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODELS := .cache/models
 CLIPS := .cache/clips
 GHZ := .tools/bin/ghz
@@ -65,25 +77,38 @@ ghz: $(VENV)/.server $(MODELS)/.installed $(CLIPS)/.fetched $(GHZ)  ## A short l
 
 .PHONY: bench
 bench: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched  ## Run the benchmarks; the figures go to loadtest/results
+ifeq ($(DEVICE),gpu)
+	$(BIN)/python -m loadtest.gpu $(ARGS)
+else
 	$(BIN)/python -m loadtest.cpu $(ARGS)
 	$(BIN)/python -m loadtest.soak
 	$(BIN)/python -m loadtest.corpus
+endif
+
+.PHONY: gpu
+gpu:  ## Make the environment for an NVIDIA GPU, .venv-gpu, and check it; then add DEVICE=gpu to any target
+	@$(MAKE) --no-print-directory DEVICE=gpu .venv-gpu/.server
+	@scripts/install.sh gpu .venv-gpu check
 
 .PHONY: lock
 lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions
-	$(call compile,) -c requirements/constraints.in -o requirements/server.lock
-	$(call compile,) -c requirements/server.lock -c requirements/constraints.in --group pyproject.toml:dev -o requirements/dev.lock
+	$(call compile,server,server)
+	$(call compile,dev,server) -c requirements/server.lock --group pyproject.toml:dev
+	$(call compile,gpu,gpu) -c requirements/server.lock
+	$(call compile,gpu-torch,gpu-torch) -c requirements/gpu.lock
+	$(call compile,gpu-dev,gpu-torch) -c requirements/gpu-torch.lock -c requirements/dev.lock --group pyproject.toml:dev
 	npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
 .PHONY: clean
 clean:  ## Remove everything that make made, downloads included
-	rm -rf $(VENV) .tools .cache node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-gpu .tools .cache node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One lock for every platform and for Python 3.11 and 3.12, without the address of the registry that answered.
+# $(call compile,LOCK,IN): one lock for every platform and for Python 3.11 and 3.12, without the address of the registry that
+# answered. Each further lock is constrained by the smaller ones, so that what two of them have in common has one version.
 compile = $(UV) pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --no-emit-index-url --no-emit-find-links --no-emit-package keyglance --no-emit-package keyglance-server \
-	$(if $(UPGRADE),--upgrade) requirements/server.in
+	$(if $(UPGRADE),--upgrade) requirements/$(2).in -c requirements/constraints.in -o requirements/$(1).lock
 
 $(BIN)/python:
 	@for python in $(PYTHON) python3.12 python3.11 python3 python; do \
@@ -91,15 +116,14 @@ $(BIN)/python:
 	    echo "Making $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); fi; done; \
 	echo "error: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.12 …" >&2; exit 1
 
-$(VENV)/.server: requirements/server.lock $(PACKAGES) | $(BIN)/python
+$(VENV)/.server: requirements/$(SERVER_LOCK).lock $(PACKAGES) | $(BIN)/python
 	@echo "Installing what the server needs into $(VENV) (once, a minute or two)"
-	@$(PIP) install --quiet --require-hashes -r requirements/server.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e clients/python -e .
+	@scripts/install.sh $(DEVICE) $(VENV) dependencies editable
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock $(VENV)/.server
+$(VENV)/.dev: requirements/$(DEV_LOCK).lock $(VENV)/.server
 	@echo "Installing what development needs into $(VENV) (once)"
-	@$(PIP) install --quiet --require-hashes -r requirements/dev.lock
+	@scripts/install.sh $(DEV_LOCK) $(VENV) dependencies
 	@touch $@
 
 $(MODELS)/.installed: $(wildcard models/zoo/*/model.toml) | $(VENV)/.server
