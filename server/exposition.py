@@ -179,7 +179,7 @@ class MetricsPort:
             server = _Server6 if ":" in host else _Server
             self._server = server((host, int(port)), handler)
             self.address = f"{address.rpartition(':')[0]}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -202,6 +202,7 @@ class _Handler(MetricsHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "only /metrics is here")
             return
+        self.path = "/metrics"  # the base's name[] needs collectors that know all names before they collect
         super().do_GET()
 
 

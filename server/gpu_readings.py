@@ -99,33 +99,33 @@ class GpuReadings:
             return False
 
     def _activity(self) -> Iterator[Reading]:
-        nvml = self._nvml
+        nvml, before = self._nvml, self._before
+        self._before = sample = nvml.nvmlGpmSampleAlloc()
         try:
-            sample = nvml.nvmlGpmSampleAlloc()
             nvml.nvmlGpmSampleGet(self._handle, sample)
-            before, self._before = self._before, sample
-            if before is None:
-                return
-            wanted = {
-                nvml.NVML_GPM_METRIC_SM_UTIL: GPU_SM_ACTIVITY,
-                nvml.NVML_GPM_METRIC_SM_OCCUPANCY: GPU_SM_OCCUPANCY,
-            }
-            request = nvml.c_nvmlGpmMetricsGet_t()
-            request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-            request.numMetrics = len(wanted)
-            request.sample1, request.sample2 = before, sample
-            for place, metric in enumerate(wanted):
-                request.metrics[place].metricId = metric
-            nvml.nvmlGpmMetricsGet(request)
-            nvml.nvmlGpmSampleFree(before)
-            found = [(wanted[request.metrics[place].metricId], request.metrics[place]) for place in range(len(wanted))]
+            if before is not None:
+                yield from self._between(before, sample)
         except nvml.NVMLError as error:
             _log.warning("the GPU gives no activity of its multiprocessors: %s", error)
             self._gpm = False
-            return
-        for instrument, metric in found:
-            if metric.nvmlReturn == nvml.NVML_SUCCESS:
-                yield Reading(instrument, metric.value / 100, self._device)
+        finally:
+            if before is not None:
+                nvml.nvmlGpmSampleFree(before)
+
+    def _between(self, before: Any, sample: Any) -> Iterator[Reading]:
+        nvml = self._nvml
+        wanted = {nvml.NVML_GPM_METRIC_SM_UTIL: GPU_SM_ACTIVITY, nvml.NVML_GPM_METRIC_SM_OCCUPANCY: GPU_SM_OCCUPANCY}
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(wanted)
+        request.sample1, request.sample2 = before, sample
+        for place, metric in enumerate(wanted):
+            request.metrics[place].metricId = metric
+        nvml.nvmlGpmMetricsGet(request)
+        for place, instrument in enumerate(wanted.values()):
+            found = request.metrics[place]
+            if found.nvmlReturn == nvml.NVML_SUCCESS:
+                yield Reading(instrument, found.value / 100, self._device)
 
 
 def _text(value: bytes | str) -> str:

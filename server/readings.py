@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from server.metrics import (
     DECODERS_LIMIT,
     ENGINE_HEALTHY,
     LEASES,
-    PROCESS_CPU,
-    PROCESS_MEMORY,
     QUEUE_DEPTH,
     QUEUE_LIMIT,
     RECEIVE_LIMIT,
@@ -105,15 +101,3 @@ def worker_readings(workers: Iterable[WorkerStats]) -> Iterator[Reading]:
         yield Reading(WORKERS, each.alive, label)
         yield Reading(WORKERS_WANTED, each.wanted, label)
         yield Reading(WORKER_RESTARTS, each.restarts, label)
-
-
-def process_readings() -> Iterator[Reading]:
-    """Processor time and memory of this process (`/proc/self/statm`, see proc(5); without one: the largest memory so far)."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    yield Reading(PROCESS_CPU, used.ru_utime + used.ru_stime)
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        resident = used.ru_maxrss * 1024
-    yield Reading(PROCESS_MEMORY, resident)

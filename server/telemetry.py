@@ -39,6 +39,7 @@ from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
 from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
 from server.metrics import Metrics
+from server.process_readings import process_readings
 from server.timing import StepTiming
 
 SCOPE = "keyglance"
@@ -62,6 +63,7 @@ class Telemetry:
         self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
         self.meter: Meter = meters.get_meter(SCOPE, version)
         self.metrics = Metrics(self.meter)
+        self.metrics.observe(process_readings)
 
     @classmethod
     def create(
