@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -17,114 +16,28 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from decoder_pool.cpu import CpuFactory
-from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit, Packet
+from decoder_pool.decoder import DecoderBroken, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
-from decoder_pool.nvdec.arena import FrameArena
-from decoder_pool.nvdec.decoder import NvdecFactory, arena_slots
-from decoder_pool.nvdec.gpu import Gpu, HardwareSession, bounds_of_key
-from decoder_pool.nvdec.software import PooledSoftware, SoftwareDecoding
-from decoder_pool.nvdec.stdout import StdoutWatch
+from decoder_pool.nvdec.gpu import HardwareSession, bounds_of_key
 from decoder_pool.nvdec.stream import HardwareStream
-from decoder_pool.nvdec.upload import surface_planes
-from decoder_pool.picture import Picture
-from decoder_pool.pool import DecoderPool, Lease
+from decoder_pool.pool import DecoderPool
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError
 from keyglance.video import StreamConfig
 from loadtest import report
-from loadtest.gpu_clips import PHONE, PackedClip, read_packed
+from loadtest.gpu_bench import SIZE_CLASSES, Bench, decoded_by, difference, host, machine, timed
+from loadtest.gpu_clips import PackedClip, read_packed
+from loadtest.gpu_phone import fan_out, keyframes, phone
 
-SIZE_CLASSES = (1280, 1920, 4096)
 _REPEATS = 30
-_DECODERS = (1, 2, 4, 7)
 _DAMAGED = 260
 _LEASES = 1000
-
-
-@dataclass(slots=True)
-class Bench:
-    """What the parts share: one GPU, its arena, and FFmpeg beside it."""
-
-    gpu: Gpu
-    watch: StdoutWatch
-    arena: FrameArena
-    software: DecoderPool
-    clips: Mapping[str, PackedClip]
-    directory: Path
-    every_codec: bool = False
-
-    def factory(self, software: SoftwareDecoding | None = None) -> NvdecFactory:
-        """A factory on the shared GPU and arena."""
-        return NvdecFactory(
-            self.gpu,
-            arena=self.arena,
-            watch=self.watch,
-            size_classes=SIZE_CLASSES,
-            software=software,
-            damage_untold=("av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4")
-            if self.every_codec
-            else ("av1", "vp8", "vp9"),
-        )
-
-    @asynccontextmanager
-    async def pool(self, limit: int, *configs: StreamConfig, software: bool = False) -> AsyncIterator[DecoderPool]:
-        """A pool of at most `limit` decoders, so many of them warm for each configuration as fit."""
-        keys = list(dict.fromkeys(DecoderKey.of(config, SIZE_CLASSES) for config in configs))
-        warm = {key: limit // len(keys) for key in keys} if keys else {}
-        factory = self.factory(PooledSoftware(self.software) if software else None)
-        pool = DecoderPool(factory=factory, limit=limit, size_classes=SIZE_CLASSES, warm=warm)
-        await pool.start()
-        try:
-            yield pool
-        finally:
-            await pool.close()
-            factory.close()
-
-
-def host(picture: Picture) -> list[npt.NDArray[Any]]:
-    """A picture's planes in host memory, as hardware lays them out."""
-    if picture.lease is None:
-        return [np.array(plane) for plane in surface_planes(picture)]
-    return [np.array(plane.get() if hasattr(plane, "get") else plane) for plane in picture.planes]
-
-
-async def decoded_by(pool: DecoderPool, config: StreamConfig, unit: DecodeUnit, data: SharedBytes) -> list[tuple[Decoded, Any]]:
-    """A unit through a lease: each result, and its planes in host memory."""
-    (lease,) = await pool.lease(config, deadline=time.monotonic() + 60)
-    found = []
-    async with lease, aclosing(lease.decoder.decode(unit, data)) as pictures:
-        async for decoded in pictures:
-            planes = host(decoded.picture) if decoded.picture is not None else None
-            found.append((replace(decoded, picture=None), planes))
-    return found
-
-
-def difference(left: Sequence[npt.NDArray[Any]], right: Sequence[npt.NDArray[Any]]) -> int:
-    """The largest difference of any sample; -1 where the shapes differ."""
-    if [plane.shape for plane in left] != [plane.shape for plane in right]:
-        return -1
-    return max(int(np.abs(a.astype(np.int32) - b.astype(np.int32)).max(initial=0)) for a, b in zip(left, right, strict=True))
-
-
-def timed(times: Sequence[float]) -> dict[str, float]:
-    """Median and spread of times in seconds, in milliseconds."""
-    ordered = sorted(times)
-    return {
-        "median": round(statistics.median(ordered) * 1e3, 3),
-        "p10": round(ordered[len(ordered) // 10] * 1e3, 3),
-        "p90": round(ordered[len(ordered) * 9 // 10] * 1e3, 3),
-        "n": len(ordered),
-    }
 
 
 async def parity(bench: Bench) -> dict[str, Any]:
@@ -269,86 +182,6 @@ def reconfigure(bench: Bench) -> dict[str, Any]:
         "reconfigured / alone": round(medians[1] / medians[0], 3),
         "new / reconfigured": round(medians[2] / medians[1], 1),
     }
-
-
-async def phone(bench: Bench) -> dict[str, Any]:
-    """The 12 keyframes of a minute of phone video, from the file's bytes in memory to frames in the arena."""
-    from keyglance import sampling
-    from keyglance.mp4 import BytesSource, read_index
-
-    content = (bench.directory / PHONE).read_bytes()
-    other = bench.clips["h264_1280x720.mp4"]
-    policy, limits = sampling.SamplingPolicy(frames=12), sampling.SamplingLimits()
-    rows: dict[str, Any] = {}
-    for count in _DECODERS:
-        async with bench.pool(count, other.config) as pool:
-            steps: dict[str, list[float]] = {name: [] for name in ("index", "plan", "packets", "lease", "decode", "all", "same")}
-            with other.shared() as between:
-                for number in range(_REPEATS):
-                    leases = await pool.lease(other.config, deadline=time.monotonic() + 10, most=count)
-                    await _fan_out(leases, _keyframes(other)[:1] * count, between)  # so that every decoder has another size
-                    begin = time.perf_counter()
-                    index = read_index(BytesSource(content))
-                    marks = [time.perf_counter()]
-                    plan = sampling.plan(index, policy, limits)
-                    marks.append(time.perf_counter())
-                    data, units = _cut(content, index, plan.runs)
-                    marks.append(time.perf_counter())
-                    leases = await pool.lease(index.config, deadline=time.monotonic() + 10, most=count)
-                    marks.append(time.perf_counter())
-                    found = await _fan_out(leases, units, data)
-                    marks.append(time.perf_counter())
-                    assert found == len(units) == 12, f"{found} pictures of {len(units)}"
-                    leases = await pool.lease(index.config, deadline=time.monotonic() + 10, most=count)
-                    await _fan_out(leases, units, data)
-                    end = time.perf_counter()
-                    data.close()
-                    if number >= 5:
-                        for name, left, right in zip(steps, (begin, *marks), marks, strict=False):
-                            steps[name].append(right - left)
-                        steps["all"].append(marks[-1] - begin)
-                        steps["same"].append(end - marks[-1])
-            rows[f"{count} decoders"] = {name: timed(times) for name, times in steps.items()}
-    rows["bytes"] = {"file": len(content), "keyframes": sum(p.size for unit in units for p in unit.packets)}
-    return rows
-
-
-def _cut(content: bytes, index: Any, runs: Sequence[Any]) -> tuple[SharedBytes, list[DecodeUnit]]:
-    """The packets of the wanted samples, without spare ones."""
-    parts, units, at = [], [], 0
-    for run in runs:
-        packets = []
-        for sample in run.samples[: len(run.samples) - run.spare]:
-            position, size = int(index.samples.position[sample]), int(index.samples.size[sample])
-            parts.append(memoryview(content)[position : position + size])
-            packets.append(Packet(sample, at, size, True))
-            at += size
-        units.append(DecodeUnit(tuple(packets), run.wanted))
-    return SharedBytes.of(parts), units
-
-
-def _keyframes(clip: PackedClip) -> list[DecodeUnit]:
-    return [DecodeUnit(unit.packets[:1], (unit.packets[0].sample,)) for unit in clip.units]
-
-
-async def _fan_out(leases: Sequence[Lease], units: Sequence[DecodeUnit], data: SharedBytes) -> int:
-    """Decodes all units over all leases, as the engine does, keeps the frames until all are there, and gives all back."""
-    left, kept = list(reversed(units)), []
-
-    async def work(lease: Lease) -> None:
-        async with lease:
-            while left:
-                async with aclosing(lease.decoder.decode(left.pop(), data)) as pictures:
-                    async for decoded in pictures:
-                        if decoded.picture is not None and decoded.picture.lease is not None:
-                            decoded.picture.lease.retain()
-                            kept.append(decoded.picture)
-
-    await asyncio.gather(*(work(lease) for lease in leases))
-    for picture in kept:
-        if picture.lease is not None:
-            picture.lease.release()
-    return len(kept)
 
 
 def _broken(payload: bytes, number: int) -> tuple[str, bytes]:
@@ -499,7 +332,7 @@ async def leaks(bench: Bench) -> dict[str, Any]:
             async def one(number: int) -> None:
                 clip, data = clips[number % len(clips)]
                 leases = await pool.lease(clip.config, deadline=time.monotonic() + 30)
-                assert await _fan_out(leases, _keyframes(clip)[:1], data) == 1
+                assert await fan_out(leases, keyframes(clip)[:1], data) == 1
 
             for start in range(0, amount, 14):
                 await asyncio.gather(*(one(number) for number in range(start, min(amount, start + 14))))
@@ -535,43 +368,22 @@ _PARTS: Mapping[str, Callable[[Bench], Awaitable[dict[str, Any]] | dict[str, Any
 
 
 async def _run(directory: Path, out: Path, names: Sequence[str]) -> None:
-    watch = StdoutWatch()
-    watch.install()
-    gpu = Gpu.open(0)
-    arena = FrameArena(arena_slots(SIZE_CLASSES, (48, 24, 6)), gpu.cupy.empty)
-    software = DecoderPool(factory=CpuFactory(), limit=8, size_classes=SIZE_CLASSES)
-    clips = {clip.name: clip for clip in read_packed(directory / "clips.json")}
-    bench = Bench(gpu, watch, arena, software, clips, directory)
-    results: dict[str, Any] = {"environment": report.environment(), "machine": _machine(gpu), "arena in MiB": arena.size >> 20}
-    results["capabilities"] = {
-        " ".join(map(str, key)): str(bounds) for key, bounds in sorted(bench.factory().capabilities.items())
-    }
-    for name in names or _PARTS:
-        begin = time.perf_counter()
-        try:
-            part = _PARTS[name]
-            results[name] = await part(bench) if asyncio.iscoroutinefunction(part) else await asyncio.to_thread(part, bench)
-        except Exception as error:  # the other parts are worth their GPU time
-            results[name] = {"failed": f"{type(error).__name__}: {error}"}
-            traceback.print_exc()
-        print(f"{name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
-        await asyncio.to_thread(out.write_text, json.dumps(results, indent=1))
-    await software.close()
-    watch.close()
-
-
-def _machine(gpu: Gpu) -> dict[str, Any]:
-    def asked() -> Iterator[tuple[str, Any]]:
-        yield "python", platform.python_version()
-        yield "processors", os.cpu_count()
-        yield "PyNvVideoCodec", getattr(gpu.codec, "__version__", "")
-        yield "cupy", getattr(gpu.cupy, "__version__", "")
-        properties = getattr(gpu.cupy.cuda.runtime, "getDeviceProperties", None)
-        if properties is not None:
-            yield "GPU", properties(gpu.device)["name"].decode()
-            yield "CUDA driver", gpu.cupy.cuda.runtime.driverGetVersion()
-
-    return dict(asked())
+    async with Bench.opened(directory) as bench:
+        results: dict[str, Any] = {"environment": report.environment(), "machine": machine(bench.gpu)}
+        results["arena in MiB"] = bench.arena.size >> 20
+        results["capabilities"] = {
+            " ".join(map(str, key)): str(bounds) for key, bounds in sorted(bench.factory().capabilities.items())
+        }
+        for name in names or _PARTS:
+            begin = time.perf_counter()
+            try:
+                part = _PARTS[name]
+                results[name] = await part(bench) if asyncio.iscoroutinefunction(part) else await asyncio.to_thread(part, bench)
+            except Exception as error:  # the other parts are worth their GPU time
+                results[name] = {"failed": f"{type(error).__name__}: {error}"}
+                traceback.print_exc()
+            print(f"{name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+            await asyncio.to_thread(out.write_text, json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
