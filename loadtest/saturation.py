@@ -1,0 +1,137 @@
+"""What a server can do, and what it does with more: `python -m loadtest.saturation`.
+
+1. Closed loop with 1, 2, 4 … callers until more of them bring no more: the most calls answered a second is the peak.
+2. Open loop, Poisson arrivals at 80 % of the peak: the latency that callers get.
+3. Open loop at three times the peak: goodput, and the latency of the calls that were accepted.
+
+Each part has its time, so the run ends by itself; the exit code is 1 where a goal is missed or a call ended as it must not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keyglance.errors import KeyglanceError
+from loadtest import load_summary, poisson, report
+from loadtest.generator import Generator, GeneratorFailed
+from loadtest.mix import Mix, MixError
+from loadtest.server_process import ServerFailed
+from loadtest.target import ROOT, add_options, how, target
+
+#: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
+_WORTHWHILE = 1.03
+#: Share of each step of the closed loop that warms up and does not count.
+_WARM_SHARE = 0.25
+
+
+def closed_step(generator: Generator, mix: Mix, callers: int, seconds: float, seed: int) -> dict[str, Any]:
+    """Figures of `callers` that each have one call in flight all the time."""
+    records = generator.closed_loop(mix, callers, seconds, seed)
+    figures = load_summary.summary(records, mix, begin=seconds * _WARM_SHARE, end=seconds)
+    kept = ("goodput_per_s", "frames_per_s", "by_status", "answered_ms", "degradations", "unexpected")
+    return {"callers": callers, **{name: figures[name] for name in kept}}
+
+
+def closed_loop(generator: Generator, mix: Mix, callers: Sequence[int], seconds: float, seed: int) -> Iterator[dict[str, Any]]:
+    """One step for each number of callers, until two in a row bring no more than the best before them."""
+    best, idle = 0.0, 0
+    for count in callers:
+        step = closed_step(generator, mix, count, seconds, seed)
+        yield step
+        idle = 0 if step["goodput_per_s"] >= best * _WORTHWHILE else idle + 1
+        best = max(best, step["goodput_per_s"])
+        if idle == 2:
+            return
+
+
+def goals(
+    peak: float, steady: Mapping[str, Any], overload: Mapping[str, Any], *, p99_ms: float | None, goodput: float, slowdown: float
+) -> list[dict[str, Any]]:
+    """Each goal with its value, its limit and whether it holds. `goodput` is a share of `peak`, `slowdown` a factor."""
+    usual, loaded = (figures["answered_ms"].get("p99") for figures in (steady, overload))
+    share = overload["goodput_per_s"] / peak if peak else 0.0
+    factor = loaded / usual if usual and loaded else None
+    rows = [
+        ("goodput in overload, share of peak", round(share, 4), goodput, share >= goodput),
+        (
+            "p99 of accepted calls in overload, times that of the steady load",
+            factor and round(factor, 3),
+            slowdown,
+            factor is not None and factor <= slowdown,
+        ),
+    ]
+    if p99_ms is not None:
+        rows.insert(0, ("p99 at the steady load, ms", usual, p99_ms, usual is not None and usual <= p99_ms))
+    return [{"goal": name, "value": value, "limit": limit, "holds": holds} for name, value, limit, holds in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.saturation", description=__doc__)
+    parser.add_argument("--callers", default="1,2,4,8,16,32,64,128", help="numbers of callers to try, ascending")
+    parser.add_argument("--step-seconds", type=float, default=8.0, help="for each number of callers")
+    parser.add_argument("--steady", type=float, default=0.8, help="share of the peak of the steady load")
+    parser.add_argument("--steady-seconds", type=float, default=30.0)
+    parser.add_argument("--overload", type=float, default=3.0, help="times the peak")
+    parser.add_argument("--overload-seconds", type=float, default=60.0)
+    parser.add_argument("--goal-p99-ms", type=float, help="at the steady load; default: none")
+    parser.add_argument("--goal-goodput", type=float, default=0.95, help="in overload, share of the peak")
+    parser.add_argument("--goal-slowdown", type=float, default=2.0, help="p99 of accepted calls in overload by the steady load's")
+    add_options(parser, mix="small")
+    options = parser.parse_args(arguments)
+    console = poisson.wide_console()
+    try:
+        callers = [int(count) for count in options.callers.split(",")]
+        mix = Mix.load(options.mix)
+        with target(options) as server:
+            generator = server.generator(options)
+            steps = []
+            for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed):
+                steps.append(step)
+                latency = step["answered_ms"]
+                shown = f"p50 {latency['p50']:.0f} ms, p99 {latency['p99']:.0f} ms" if latency else "no answer"
+                console.print(f"{step['callers']} callers: {step['goodput_per_s']:.2f} calls/s, {shown}")
+            peak = max(step["goodput_per_s"] for step in steps)
+            if not peak:
+                raise GeneratorFailed(f"no call was answered in time: {steps[0]['by_status']}")
+            open_loops = {}
+            for name, rate, seconds in (
+                ("steady", options.steady * peak, options.steady_seconds),
+                ("overload", options.overload * peak, options.overload_seconds),
+            ):
+                warm_up = min(5.0, seconds / 4)
+                figures = poisson.run(generator, mix, rate=rate, seconds=seconds, warm_up=warm_up, seed=options.seed)
+                open_loops[name] = figures
+                console.print(f"\n{name}: Poisson arrivals, {rate:.2f} calls/s for {seconds:g} s")
+                console.print(poisson.table(figures))
+            about = server.about
+    except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    found = [f"{name}: {fault}" for name, figures in open_loops.items() for fault in poisson.faults(figures)]
+    found += [f"{step['callers']} callers: {count} x {what}" for step in steps for what, count in step["unexpected"].items()]
+    reached = goals(peak, **open_loops, p99_ms=options.goal_p99_ms, goodput=options.goal_goodput, slowdown=options.goal_slowdown)
+    for row in reached:
+        console.print(f"{'holds ' if row['holds'] else 'missed'} {row['goal']}: {row['value']}, limit {row['limit']}")
+    for fault in found:
+        print(f"fault: {fault}")
+    if options.keep:
+        kept = {
+            "server": about,
+            "generator": how(options),
+            "mix": mix.describe(),
+            "peak_per_s": peak,
+            "closed_loop": steps,
+            **open_loops,
+            "goals": reached,
+            "faults": found,
+        }
+        print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
+    return 1 if found or not all(row["holds"] for row in reached) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
