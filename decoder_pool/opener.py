@@ -7,6 +7,9 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from decoder_pool.containers import Indexer
 from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
@@ -20,6 +23,10 @@ from keyglance.video import SampleFlag, VideoIndex
 
 class PartialSource(RandomAccess, Protocol):
     """A file of which some bytes may be elsewhere; reading these raises `RangesNeeded`."""
+
+    def holds(self, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ranges, each (position, size), are here."""
+        ...
 
     def missing(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """What is not here of the `wanted` ranges, each (offset, size)."""
@@ -97,21 +104,25 @@ class OpenedMp4:
     async def packets(self, samples: Sequence[int], spare: Collection[int] = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:
         """As `Opened.packets`."""
         stored = self.index.samples
-        places = {sample: (int(stored.position[sample]), int(stored.size[sample])) for sample in samples}
-        if lacking := self._source.missing([place for sample, place in places.items() if sample not in spare]):
-            raise self._source.needs(lacking)
-        keys = stored.having(SampleFlag.KEY)
-        payloads: list[bytes | memoryview] = []
+        wanted = np.asarray(samples, np.intp)
+        positions, sizes = stored.position[wanted].astype(np.int64), stored.size[wanted].astype(np.int64)
+        held = self._source.holds(positions, sizes)
+        keys = stored.having(SampleFlag.KEY)[wanted]
+        lacking: list[tuple[int, int]] = []
+        payloads: list[bytes] = []
         packets: list[Packet] = []
         offset = 0
-        for sample in samples:
-            position, size = places[sample]
-            if sample in spare and self._source.missing([(position, size)]):
-                continue
-            payloads.append(self._source.read(position, size))
-            packets.append(Packet(sample, offset, size, bool(keys[sample])))
-            offset += size
-        return SharedBytes.of(payloads, "packets"), tuple(packets)
+        rows = zip(samples, positions.tolist(), sizes.tolist(), held.tolist(), keys.tolist(), strict=True)
+        for sample, position, size, here, key in rows:
+            if here:
+                payloads.append(bytes(self._source.read(position, size)))
+                packets.append(Packet(sample, offset, size, key))
+                offset += size
+            elif sample not in spare:
+                lacking.append((position, size))
+        if lacking:
+            raise self._source.needs(self._source.missing(lacking))
+        return SharedBytes.held(payloads, "packets"), tuple(packets)
 
     async def __aenter__(self) -> Self:
         """Itself."""

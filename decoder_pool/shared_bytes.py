@@ -6,12 +6,15 @@ A memfd on Linux; elsewhere an unlinked temporary file. Nothing has a name, so n
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +26,10 @@ class SharedBytes:
         self._fd = fd
         self.size = size
         self._map: mmap.mmap | None = None
+        self._held: tuple[Sequence[bytes], Sequence[int]] | None = None  # parts, and where each begins
+        self._closed = fd < 0
+        self._lock = threading.Lock()
+        self._name = ""
 
     @classmethod
     def allocate(cls, size: int, name: str = "keyglance") -> SharedBytes:
@@ -54,29 +61,53 @@ class SharedBytes:
             raise
         return shared
 
+    @classmethod
+    def held(cls, parts: Sequence[bytes], name: str = "keyglance") -> SharedBytes:
+        """The parts, one behind the other, in this process' own memory until another one asks for the descriptor."""
+        offsets = list(itertools.accumulate((len(part) for part in parts), initial=0))
+        held = cls(-1, offsets.pop())
+        held._held, held._name, held._closed = (parts, offsets), name, False
+        return held
+
     @property
     def fd(self) -> int:
         """The descriptor, -1 after `close`."""
-        return self._fd
+        with self._lock:
+            if self._fd < 0 and self._held is not None:
+                shared = SharedBytes.of(self._held[0], self._name)
+                self._fd, shared._fd, shared._closed = shared._fd, -1, True
+            return self._fd
 
     def view(self) -> memoryview:
         """All bytes, mapped; valid until `close`."""
         if self.size == 0:
             return memoryview(b"")
         if self._map is None:
-            self._map = mmap.mmap(self._fd, self.size)
+            self._map = mmap.mmap(self.fd, self.size)
         return memoryview(self._map)
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of `size` bytes from `offset`, fewer at the end."""
-        return os.pread(self._fd, size, offset)
+        """`size` bytes from `offset`, fewer at the end. For any thread."""
+        held = self._held  # `close` may come in between
+        if held is None:
+            return os.pread(self._fd, size, offset)
+        if offset >= self.size:
+            return b""
+        parts, offsets = held
+        at = bisect.bisect_right(offsets, offset) - 1
+        inside, part = offset - offsets[at], parts[at]
+        if inside + size > len(part):
+            part = b"".join(parts[at:])
+        return part[inside : inside + size]  # the same object where that is all of it
 
     def close(self) -> None:
         """Gives the memory back as soon as no view of it is left. May be called twice."""
-        if self._fd < 0:
+        with self._lock:
+            fd, self._fd, self._closed = self._fd, -1, True
+        self._held = None
+        if fd < 0:
             return
-        os.close(self._fd)
-        self._fd = -1
+        os.close(fd)
         if self._map is not None:
             with contextlib.suppress(BufferError):  # a view is still out: the map goes with it
                 self._map.close()
@@ -89,4 +120,4 @@ class SharedBytes:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SharedBytes({self.size} bytes, {'closed' if self._fd < 0 else f'fd {self._fd}'})"
+        return f"SharedBytes({self.size} bytes, {'closed' if self._closed else f'fd {self._fd}' if self._fd >= 0 else 'held'})"

@@ -12,6 +12,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge, UriNotAllowed
 
@@ -61,6 +64,12 @@ class Source:
         self.size = size
         self._parts = [part for part in parts if part.data]
         self._offsets = [part.offset for part in self._parts]
+        spans: list[tuple[int, int]] = []
+        for part in self._parts:
+            _join(spans, part.offset, part.offset + len(part.data))
+        #: Where bytes begin to be here, and where they end.
+        self._begins = np.array([begin for begin, _ in spans], np.int64)
+        self._ends = np.array([end for _, end in spans], np.int64)
 
     @property
     def held(self) -> int:
@@ -77,6 +86,14 @@ class Source:
         if sum(map(len, pieces)) < end - offset:
             raise self.needs(self.missing([(0, self.size)]))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def holds(self, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ranges, each (position, size), are here as far as the file has them."""
+        if not len(self._begins):
+            return np.zeros(len(positions), bool)
+        last = np.searchsorted(self._begins, positions, "right") - 1
+        held: NDArray[np.bool_] = (last >= 0) & (np.minimum(positions + sizes, self.size) <= self._ends[last])
+        return held
 
     def missing(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """What is not here of the `wanted` ranges, each (offset, size), as such ranges, ascending and joined."""

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,3 +100,14 @@ async def test_cancelling_a_large_copy_leaves_no_descriptor() -> None:
             break
         await asyncio.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@given(st.data())
+def test_what_a_source_holds_is_what_it_does_not_miss(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 60))
+    cuts = sorted(data.draw(st.sets(st.integers(0, size), max_size=8)))
+    spans = [span for span in itertools.pairwise([0, *cuts, size]) if span[0] < span[1] and data.draw(st.booleans())]
+    source = receive(Ranges(size, tuple(Part(begin, bytes(end - begin)) for begin, end in spans)), most_bytes=MOST)
+    wanted = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(1, 20)), max_size=8))
+    held = source.holds(np.array([p for p, _ in wanted], np.int64), np.array([s for _, s in wanted], np.int64))
+    assert held.tolist() == [not source.missing([each]) for each in wanted]

@@ -1,0 +1,47 @@
+"""Bytes in shared memory, or held until another process asks for them: the same bytes either way."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder_pool.shared_bytes import SharedBytes
+
+parts_of = st.lists(st.binary(max_size=9), max_size=6)
+
+
+@given(parts_of, st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_held_bytes_read_as_shared_ones_do(parts: list[bytes], offset: int, size: int, early: bool) -> None:
+    with SharedBytes.of(parts) as shared, SharedBytes.held(parts) as held:
+        if early:
+            assert os.pread(held.fd, 100, 0) == b"".join(parts)
+        assert held.size == shared.size
+        assert held.read(offset, size) == shared.read(offset, size) == b"".join(parts)[offset : offset + size]
+        assert bytes(held.view()) == bytes(shared.view())
+
+
+def test_a_whole_part_is_not_copied_and_needs_no_descriptor() -> None:
+    part = bytes(1000)
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+    with SharedBytes.held([b"x", part]) as held:
+        assert held.read(1, 1000) is part
+        assert "held" in repr(held)
+        if before:
+            assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("make", [SharedBytes.of, SharedBytes.held])
+def test_closed_bytes_are_not_read(make) -> None:
+    shared = make([b"abc"])
+    fd = shared.fd
+    shared.close()
+    shared.close()
+    assert shared.fd == -1
+    with pytest.raises(OSError, match=r"[Bb]ad file"):
+        shared.read(0, 1)
+    with pytest.raises(OSError, match=r"[Bb]ad file"):
+        os.fstat(fd)
+    assert "closed" in repr(shared)
