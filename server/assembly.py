@@ -9,6 +9,7 @@ from decoder_pool.containers import Indexer
 from decoder_pool.opener import Opener
 from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
+from server.engine import Engine
 from server.engine_factory import make_engine
 from server.lifecycle import Parts, StartError
 from server.pipeline import Pipeline
@@ -19,7 +20,11 @@ from server.telemetry import Telemetry
 
 def assemble(config: Config, telemetry: Telemetry) -> Parts:
     """The parts, not started. Raises `RepositoryError`, `PolicyError` or `StartError` for what cannot be used."""
-    engine = make_engine(config, telemetry.tracer)
+    return assemble_front(config, telemetry, make_engine(config, telemetry.tracer))
+
+
+def assemble_front(config: Config, telemetry: Telemetry, engine: Engine) -> Parts:
+    """The parts above an engine that is there already, not started. Raises as `assemble` does."""
     _check_warm(config, {codec for decoders in engine.info().decoders if decoders.kind == "cpu" for codec in decoders.codecs})
     policy = Policy.load(config.models.policy or DEFAULT_POLICY)
     if config.models.policy is not None:  # the built-in one may speak of models that are not loaded here; it then never passes

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,12 +19,17 @@ from grpc_reflection.v1alpha import reflection
 
 from keyglance.errors import Draining
 from keyglance.v1 import keyglance_pb2, keyglance_pb2_grpc
+from server import port_file as port_files
 from server.admission import Admission
 from server.config import Config, ServerSection
 from server.engine import Engine
 from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
+from server.metrics import Reading
+from server.readings import calls_readings, engine_readings
 from server.receive_budget import ReceiveBudget
+from server.start_error import StartError as StartError
+from server.stopping import stop_on_signals
 from server.telemetry import Telemetry
 
 SERVICE: str = keyglance_pb2.DESCRIPTOR.services_by_name["ShortVideoLabeler"].full_name
@@ -36,13 +39,10 @@ _HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _HEALTH_INTERVAL = 1.0  # seconds between two looks at the engine
 _AFTER_CUT = 5.0  # seconds for calls to end once they were cut short
 _LAST_BYTES = 1.0  # seconds for the last answers to be sent
+_MOST_MS = 2**31 - 1  # what gRPC's options hold, 24 days
 _TELEMETRY_END = 3.0  # seconds for the last traces and metrics to be sent
 
 _log = logging.getLogger(__name__)
-
-
-class StartError(Exception):
-    """The server cannot start; the message says in one line what is missing or in the way."""
 
 
 class Component(Protocol):
@@ -70,8 +70,8 @@ class Parts:
 MakeParts = Callable[[Config, Telemetry], Parts]
 
 
-def channel_options(largest_message: int, *, reuse_port: bool = False) -> list[tuple[str, int]]:
-    """gRPC's options for a server that takes messages of `largest_message` bytes."""
+def channel_options(largest_message: int, *, connection_age: float = 600.0, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """gRPC's options for a server that takes messages of `largest_message` bytes and ends connections after that many seconds."""
     return [
         ("grpc.max_receive_message_length", largest_message + ENVELOPE),
         ("grpc.max_send_message_length", largest_message + ENVELOPE),
@@ -80,13 +80,14 @@ def channel_options(largest_message: int, *, reuse_port: bool = False) -> list[t
         # megabytes each. A message that is being read gets a window of its own size, so nothing becomes slower.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", 512),
-        # Dead peers are found, peers may ping, and connections end now and then so that load balancers can spread them anew.
+        # Dead peers are found, peers may ping, and connections end now and then (gRPC varies the age by a tenth), so that load
+        # balancers, and the kernel among fronts, can spread them anew. Calls on them end first, within the grace.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.max_connection_idle_ms", 15 * 60_000),
-        ("grpc.max_connection_age_ms", 60 * 60_000),
+        ("grpc.max_connection_age_ms", min(_MOST_MS, round(connection_age * 1e3))),
         ("grpc.max_connection_age_grace_ms", 60_000),
     ]
 
@@ -123,10 +124,12 @@ class Server:
         self._telemetry = telemetry
         self._parts = parts
         self._admission = Admission(config.server.concurrent_calls)
+        self._budget = ReceiveBudget(config.receive.budget, queue_limit=config.receive.queue_limit)
         self._health = HealthServicer([SERVICE])
         self._grpc: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.address = config.server.listen
+        telemetry.metrics.observe(self._readings)
 
     async def start(self, bound: Callable[[str], None] = lambda _: None) -> None:
         """Binds (`bound` gets the address), answers health checks from then on, warms up, serves.
@@ -143,6 +146,8 @@ class Server:
         await self._health.set(self._parts.engine.healthy)
         self._watch = asyncio.create_task(self._watch_engine(), name="watch engine")
         _log.info("serving on %s", self.address)
+        if self._telemetry.prometheus:
+            _log.info("metrics on %s", self._telemetry.prometheus)
 
     async def drain(self) -> bool:
         """Takes no new calls, gives those in flight `server.grace` seconds. Returns whether all of them ended in time."""
@@ -178,12 +183,16 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server {self.address} {self._admission!r}>"
 
+    def _readings(self) -> Iterator[Reading]:
+        yield from calls_readings(self._admission, self._budget)
+        yield from engine_readings(self._parts.engine.stats())
+
     def _make_grpc(self) -> grpc.aio.Server:
         config = self._config
         interceptor = CallInterceptor(
             self._telemetry,
             self._admission,
-            ReceiveBudget(config.receive.budget, queue_limit=config.receive.queue_limit),
+            self._budget,
             services=[SERVICE],
             default_deadline=config.server.default_deadline,
             receive_timeout=config.receive.timeout,
@@ -191,7 +200,11 @@ class Server:
         )
         server = grpc.aio.server(
             interceptors=[interceptor],
-            options=channel_options(config.server.largest_message, reuse_port=config.server.reuse_port),
+            options=channel_options(
+                config.server.largest_message,
+                connection_age=config.server.connection_age,
+                reuse_port=config.server.reuse_port,
+            ),
         )
         keyglance_pb2_grpc.add_ShortVideoLabelerServicer_to_server(self._parts.servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -241,23 +254,28 @@ async def serve(config: Config, telemetry: Telemetry, make_parts: MakeParts, *, 
 
     Returns whether every call ended within the grace. Raises `StartError` or what the parts raise where it cannot start.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    with stop_on_signals() as stop:
+        try:
+            return await serve_until(
+                stop, config, telemetry, make_parts, bound=lambda address: port_files.write(port_file, address)
+            )
+        finally:
+            port_files.remove(port_file)
 
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            _log.warning("second signal, ending at once")
-            logging.shutdown()
-            os._exit(128 + number)  # workers end with their parent
-        stop.set()
 
-    for number in signals:
-        loop.add_signal_handler(number, on_signal, number)
+async def serve_until(
+    stop: asyncio.Event,
+    config: Config,
+    telemetry: Telemetry,
+    make_parts: MakeParts,
+    *,
+    bound: Callable[[str], None] = lambda _: None,
+) -> bool:
+    """Serves until `stop` is set, then drains; `bound` gets the address. Returns and raises as `serve` does."""
     try:
         server = Server(config, telemetry, make_parts(config, telemetry))
         try:
-            starting = asyncio.ensure_future(server.start(lambda address: _write_port_file(port_file, address)))
+            starting = asyncio.ensure_future(server.start(bound))
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
@@ -272,27 +290,8 @@ async def serve(config: Config, telemetry: Telemetry, make_parts: MakeParts, *, 
             return await server.drain()
         finally:
             await server.close()
-            _remove_port_file(port_file)
-            await end_telemetry(telemetry)
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-
-def _write_port_file(path: Path | None, address: str) -> None:
-    if path is None:
-        return
-    try:
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_text(address + "\n", encoding="utf-8")
-        scratch.replace(path)  # whoever waits for the file finds it whole
-    except OSError as error:
-        raise StartError(f"cannot write the port file {path}: {error.strerror or error}") from None
-
-
-def _remove_port_file(path: Path | None) -> None:
-    if path is not None:
-        path.unlink(missing_ok=True)
+        await end_telemetry(telemetry)
 
 
 async def end_telemetry(telemetry: Telemetry) -> None:

@@ -33,19 +33,29 @@ def _rfc3339(record: logging.LogRecord) -> str:
 
 
 class JsonLines(JsonFormatter):
-    """time (RFC 3339, UTC), level, logger, message, trace_id, span_id, then the record's extras."""
+    """time (RFC 3339, UTC), process, level, logger, message, trace_id, span_id, then the record's extras.
 
-    def __init__(self) -> None:
+    `process` is this one's name among several of one server, left out where it is empty.
+    """
+
+    def __init__(self, process: str = "") -> None:
         super().__init__("%(levelname)s %(name)s %(message)s", rename_fields={"levelname": "level", "name": "logger"})
+        self._process = process
 
     def add_fields(self, log_data: dict[str, object], record: logging.LogRecord, message_dict: dict[str, object]) -> None:
         """Puts the time first."""
         log_data["time"] = _rfc3339(record)
+        if self._process:
+            log_data["process"] = self._process
         super().add_fields(log_data, record, message_dict)
 
 
 class TextLines(logging.Formatter):
-    """For people: time, level, logger, message, then `key=value` of the extras."""
+    """For people: time, level, process if it has a name, logger, message, then `key=value` of the extras."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = f"[{process}] " if process else ""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it where there is one."""
@@ -53,7 +63,7 @@ class TextLines(logging.Formatter):
         if record.levelno >= logging.WARNING and (trace_id := getattr(record, "trace_id", None)):
             extras["trace_id"] = trace_id
         facts = "".join(f" {key}={_plain(value)}" for key, value in extras.items())
-        line = f"{_rfc3339(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{facts}"
+        line = f"{_rfc3339(record)} {record.levelname:<7} {self._process}{record.name}: {record.getMessage()}{facts}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -65,10 +75,13 @@ def _plain(value: object) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def configure(log_format: Literal["json", "text"], level: str, out: TextIO = sys.stderr) -> logging.Handler:
-    """Sends all logs to `out`; replaces the handlers that this function set before. Returns the handler."""
+def configure(log_format: Literal["json", "text"], level: str, out: TextIO = sys.stderr, *, process: str = "") -> logging.Handler:
+    """Sends all logs to `out`; replaces the handlers that this function set before. Returns the handler.
+
+    `process` is this one's name where several of one server write to the same place.
+    """
     handler = logging.StreamHandler(out)
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    handler.setFormatter(JsonLines(process) if log_format == "json" else TextLines(process))
     handler.addFilter(TraceFilter())
     handler.set_name("keyglance")
     root = logging.getLogger()

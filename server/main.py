@@ -51,20 +51,24 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
     from models.repository import RepositoryError
     from server.assembly import assemble
     from server.check import check_server
+    from server.engine_process.supervise import supervise
     from server.lifecycle import StartError, serve
     from server.telemetry import Telemetry, TelemetryError
 
     try:
+        if config.server.fronts and not check:
+            logs.configure(config.telemetry.log_format, config.telemetry.log_level, process="supervisor")
+            asyncio.run(supervise(config, port_file=port_file))
+            return 0
         console = sys.stderr if config.telemetry.console else None
         prometheus = "" if check else config.telemetry.prometheus
         telemetry = Telemetry.create(version=version("keyglance-server"), console=console, prometheus=prometheus)
-    except TelemetryError as error:
-        _fail(str(error), EXIT_USAGE)
-    try:
         if check:
             click.echo(asyncio.run(check_server(config, telemetry, assemble)))
         else:
             asyncio.run(serve(config, telemetry, assemble, port_file=port_file))
+    except TelemetryError as error:
+        _fail(str(error), EXIT_USAGE)
     except (StartError, RepositoryError, PolicyError, KeyglanceError, OSError) as error:
         _fail(str(error), EXIT_FAILED)
     except Exception as error:

@@ -1,0 +1,111 @@
+"""Several engines as one: each job goes to the one with the least to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from keyglance.errors import WorkerLost
+from server.engine import EngineInfo, EngineJob, EngineResult
+from server.engine_process.remote_engine import RemoteEngine
+from server.engine_stats import EngineStats
+
+
+class EngineGroup:
+    """`Engine` over one engine process a device. All have the same models; one that comes with others is not used.
+
+    The load of an engine is the number of pictures in flight there from this front. A lost engine gets no jobs; the group is
+    healthy as long as one engine is.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.engines: Sequence[RemoteEngine] = tuple(
+            RemoteEngine(f"engine-{number}", refuses=self._refuses) for number in range(count)
+        )
+        self._first: EngineInfo | None = None
+        self._turn = 0
+
+    def attach(self, number: int, sock: socket.socket) -> None:
+        """Takes over a socket to the engine process of that number. Raises `IndexError` for a number that there is not."""
+        self.engines[number].attach(sock)
+
+    async def known(self) -> None:
+        """Waits until one engine has said what it is: `info` works from then on."""
+        await _first(engine.known.wait() for engine in self.engines)
+
+    async def start(self) -> None:
+        """Waits until one engine takes jobs; the others come when they are ready."""
+        await _first(engine.start() for engine in self.engines)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether an engine takes jobs now."""
+        return any(engine.healthy for engine in self.engines)
+
+    @property
+    def outdated(self) -> str:
+        """Why no engine that is there can be used by this front, though a new front could; else empty.
+
+        So it is when the engines were started again and found other models than those that this front knows.
+        """
+        if self.healthy:
+            return ""
+        return next((engine.refused for engine in self.engines if engine.refused), "")
+
+    def info(self) -> EngineInfo:
+        """What all engines are together; those that have not yet said anything are left out."""
+        infos = [engine.info() for engine in self.engines if engine.known.is_set()]
+        if not infos or self._first is None:
+            raise RuntimeError("no engine has said yet what it is")
+        if len(infos) == 1:
+            return infos[0]
+        devices = ", ".join(info.device for info in infos)
+        return EngineInfo(devices, self._first.models, tuple(decoders for info in infos for decoders in info.decoders))
+
+    def stats(self) -> EngineStats:
+        """Nothing: the engines' own processes tell it."""
+        return EngineStats(healthy=self.healthy)
+
+    async def run(self, job: EngineJob) -> EngineResult:
+        """Has the job done by the healthy engine with the least to do."""
+        engine = self._least_loaded()
+        if engine is None:
+            raise WorkerLost("no engine is there now, one is being started", retry_after=1.0)
+        return await engine.run(job)
+
+    async def close(self) -> None:
+        """Leaves all engines."""
+        for engine in self.engines:
+            await engine.close()
+
+    def __repr__(self) -> str:
+        return f"<EngineGroup {', '.join(repr(engine) for engine in self.engines)}>"
+
+    def _least_loaded(self) -> RemoteEngine | None:
+        count = len(self.engines)
+        self._turn = (self._turn + 1) % count  # idle ones take turns
+        order = [self.engines[(self._turn + step) % count] for step in range(count)]
+        return min((engine for engine in order if engine.healthy), key=lambda engine: engine.pictures, default=None)
+
+    def _refuses(self, info: EngineInfo) -> str | None:
+        if self._first is None:
+            self._first = info
+        ours, theirs = ({model.name: model for model in which.models} for which in (self._first, info))
+        if ours == theirs:
+            return None
+        other = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        return f"it has other models than this front was started with: {', '.join(other)}"
+
+
+async def _first(waits: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Returns when one of the awaitables does, and leaves nothing running."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
