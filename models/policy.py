@@ -135,13 +135,14 @@ class Policy(_Strict):
         }
         return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
-    def judge(self, labels: Iterable[VideoLabel], degradations: Iterable[Degradation], coverage: SupportsCoverage) -> Judgement:
-        """The verdict. `labels` must be all that models looked for (`Labels.all`), whatever the caller wants to be shown."""
-        found = {label.name: label for label in labels}
+    def judge(
+        self, labels: Mapping[str, VideoLabel], degradations: Iterable[Degradation], coverage: SupportsCoverage
+    ) -> Judgement:
+        """The verdict. `labels` must be all that models looked for, by name, whatever the caller wants to be shown."""
         block: list[str] = []
         review: list[str] = []
         for name, rule in sorted(self.labels.items()):
-            label = found.get(name)
+            label = labels.get(name)
             if label is None:
                 review.append(f"no model looked for {name}")
             elif rule.block_at is not None and label.score >= rule.block_at:

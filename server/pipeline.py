@@ -16,7 +16,7 @@ from decoder_pool.units import units
 from keyglance.errors import CorruptVideo, Encrypted
 from keyglance.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage
 from keyglance.video import SampleFlag, Samples, StreamConfig, VideoIndex
-from models.fusion import FrameScores, VideoLabel, fuse
+from models.fusion import FrameScores, Fusion, VideoLabel
 from models.manifest import Manifest
 from models.policy import Judgement, Policy
 from server.degradation import Degradation, DegradationReason, merge
@@ -117,6 +117,7 @@ class Pipeline:
         self._source_limits = source_limits
         self._sampling_limits = sampling_limits
         self._manifests = {manifest.name: manifest for manifest in engine.info().models}
+        self._fusion = Fusion(self._manifests.values())
 
     async def label(self, given: Given, call: LabelCall, steps: Steps) -> Answer:
         """Answers a call about what was `given`, which is let go of early. Raises the errors of `keyglance.errors`."""
@@ -191,14 +192,12 @@ class Pipeline:
         covered = coverage(sampled.index, [frame.time for frame in seen])
         degradations = merge([*_degradations(sampled.index, frames, covered, call.sampling), *result.degradations])
         models = tuple(self._manifests[name] for name in dict.fromkeys(n for frame in seen for n in frame.outcome.results))
-        labels = fuse(
-            [FrameScores(frame.time, frame.outside_edit, frame.outcome.results) for frame in seen],
-            models,
-            least_score=call.least_score,
+        labels = self._fusion.fuse(
+            [FrameScores(frame.time, frame.outside_edit, frame.outcome.results) for frame in seen], least_score=call.least_score
         )
         return Answer(
             labels=labels.shown,
-            judgement=self._policy.judge(labels.all, degradations, covered),
+            judgement=self._policy.judge(labels, degradations, covered),
             frames=frames,
             index=sampled.index,
             config=result.config or sampled.index.config,

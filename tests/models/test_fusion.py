@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.backends.fake import fake_manifest
-from models.fusion import FrameScores, ModelScore, Segment, VideoLabel, fuse, parents_of
+from models.fusion import FrameScores, Fusion, ModelScore, Segment, VideoLabel, parents_of
 from models.manifest import FrameFusion, LabelSpec, Manifest
-from models.result import FrameResult
+from models.result import FrameResult, LabelNames, LabelScores
+from tests.models import fusion_reference
 
 
 def frames(*scores: float | None, model: str = "m", label: str = "x", outside: tuple[int, ...] = ()) -> list[FrameScores]:
@@ -26,7 +29,7 @@ def model(name: str = "m", *labels: LabelSpec, **overrides) -> Manifest:
 
 
 def one(found: list[FrameScores], *manifests: Manifest) -> VideoLabel:
-    (label,) = fuse(found, manifests or (model(),), least_score=0.0).all
+    (label,) = Fusion(manifests or (model(),)).fuse(found, least_score=0.0).values()
     return label
 
 
@@ -117,7 +120,7 @@ class TestParents:
 
     def labels(self, *results: dict[str, float], manifests: tuple[Manifest, ...] = ()) -> dict[str, VideoLabel]:
         found = [FrameScores(float(time), False, {"m": FrameResult(scores)}) for time, scores in enumerate(results)]
-        return {label.name: label for label in fuse(found, manifests or (self.family,), least_score=0.0).all}
+        return dict(Fusion(manifests or (self.family,)).fuse(found, least_score=0.0))
 
     def test_a_parent_that_no_model_gives_is_as_good_as_its_best_child(self):
         labels = self.labels({"revolver": 0.5, "rifle": 0.1}, {"revolver": 0.1, "rifle": 0.45})
@@ -137,7 +140,7 @@ class TestParents:
         sub = model("n", LabelSpec("knife", "blade"), LabelSpec("blade-like", "weapon", threshold=0.9))
         top = replace(self.family, labels=(*self.family.labels, LabelSpec("unused", "thing")))
         found = [FrameScores(0, False, {"m": FrameResult({"rifle": 0.3}), "n": FrameResult({"knife": 0.8, "blade-like": 0.7})})]
-        labels = {label.name: label for label in fuse(found, (sub, top), least_score=0.0).all}
+        labels = Fusion((sub, top)).fuse(found, least_score=0.0)
         assert labels["blade"].score == 0.8
         assert labels["weapon"].score == 0.7
         assert labels["weapon"].sources == (ModelScore("m", 0.3), ModelScore("n", 0.7))
@@ -158,23 +161,34 @@ class TestShown:
     found = (FrameScores(0, False, {"m": FrameResult({"low": 0.1, "early": 0.06, "a": 0.7, "b": 0.7, "top": 0.8})}),)
 
     def test_passed_ones_come_first_then_score_then_name(self):
-        labels = fuse(self.found, [self.manifest], least_score=0.1)
+        labels = Fusion([self.manifest]).fuse(self.found, least_score=0.1)
         assert [label.name for label in labels.shown] == ["a", "b", "early", "top", "low"]
 
     def test_those_that_passed_are_shown_whatever_is_asked_for_and_all_are_there_for_the_policy(self):
-        labels = fuse(self.found, [self.manifest], least_score=0.9)
+        labels = Fusion([self.manifest]).fuse(self.found, least_score=0.9)
         assert [label.name for label in labels.shown] == ["a", "b", "early"]
-        assert len(labels.all) == 5
+        assert list(labels) == ["a", "b", "early", "top", "low"]
+        assert len(labels) == 5
 
 
 def test_no_pictures_no_labels():
-    assert fuse([], [model()], least_score=0.0).all == ()
-    assert fuse(frames(None), [model()], least_score=0.0).all == ()
+    for nothing in ([], frames(None)):
+        labels = Fusion([model()]).fuse(nothing, least_score=0.0)
+        assert (dict(labels), labels.shown) == ({}, ())
 
 
 def test_a_label_that_the_manifest_does_not_have_is_an_error():
-    with pytest.raises(ValueError, match="model 'm' gave labels that its manifest does not have: y"):
-        fuse(frames(0.5, label="y"), [model()], least_score=0.0)
+    with pytest.raises(ValueError, match="model 'm' gave labels that are not known: y"):
+        Fusion([model()]).fuse(frames(0.5, label="y"), least_score=0.0)
+
+
+def test_no_label_is_made_before_it_is_asked_for_unless_it_is_shown():
+    labels = Fusion([TestShown.manifest]).fuse(TestShown.found, least_score=0.75)
+    assert {label.name for label in labels.shown} == {"a", "b", "early", "top"}
+    assert labels["low"] is labels["low"]
+    assert labels["a"] is labels.shown[0]
+    assert labels.get("else") is None
+    assert "else" not in labels
 
 
 SCORES = st.floats(0, 1, width=16)
@@ -186,16 +200,73 @@ MANIFESTS = [
 
 
 @st.composite
-def videos(draw: st.DrawFn) -> list[FrameScores]:
-    def results() -> dict[str, FrameResult]:
-        return {
-            manifest.name: FrameResult({label.name: draw(SCORES) for label in manifest.labels if draw(st.integers(0, 4))})
-            for manifest in MANIFESTS
-            if draw(st.integers(0, 4))
-        }
+def videos(draw: st.DrawFn, manifests: Sequence[Manifest] = MANIFESTS) -> list[FrameScores]:
+    names = {manifest.name: LabelNames.of(manifest) for manifest in manifests}
+
+    def scores(manifest: Manifest) -> Mapping[str, float]:
+        if draw(st.booleans()):
+            return {label.name: draw(SCORES) for label in manifest.labels if draw(st.integers(0, 4))}
+        labels = draw(
+            st.sampled_from([names[manifest.name], LabelNames.of(manifest), LabelNames(sorted(names[manifest.name].names))])
+        )
+        return LabelScores(
+            labels, np.array([draw(SCORES) for _ in manifest.labels], draw(st.sampled_from([np.float32, np.float64])))
+        )
 
     times = draw(st.lists(st.floats(-5, 100, width=16) | st.sampled_from([0.0, 1.0, 2.0]), max_size=8))
-    return [FrameScores(time, draw(st.booleans()), results()) for time in times]
+    looks = [[manifest for manifest in manifests if draw(st.integers(0, 4))] for _ in times]
+    return [
+        FrameScores(time, draw(st.booleans()), {manifest.name: FrameResult(scores(manifest)) for manifest in looked})
+        for time, looked in zip(times, looks, strict=True)
+    ]
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Manifest]:
+    """Models of labels of few names, so that several give one, under parents that some give themselves."""
+    parents = dict(zip("uvwxyz", draw(st.lists(st.sampled_from(["", "x", "y", "p", "q"]), min_size=6, max_size=6)), strict=True))
+    parents |= {"x": draw(st.sampled_from(["", "p", "y"])), "y": draw(st.sampled_from(["", "q"]))}
+    share = st.floats(2**-4, 1, width=16)
+
+    def labels() -> list[LabelSpec]:
+        chosen = draw(st.lists(st.sampled_from("uvwxyz"), min_size=1, max_size=6, unique=True))
+        return [
+            LabelSpec(name, parents[name] if draw(st.booleans()) else "", threshold=draw(share), weight=draw(share))
+            for name in chosen
+        ]
+
+    return [
+        fake_manifest(name, labels(), frame_fusion=draw(st.sampled_from(FrameFusion)), top_k=draw(st.integers(1, 4)))
+        for name in draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+    ]
+
+
+def near(label: VideoLabel) -> object:
+    """Equal to `label` but for rounding."""
+    return (
+        label.name,
+        label.parent,
+        pytest.approx(label.score, abs=1e-12),
+        label.threshold,
+        label.passed,
+        [(one.start, one.end, one.peak, pytest.approx(one.score, abs=1e-12)) for one in label.segments],
+        [(one.model, pytest.approx(one.score, abs=1e-12)) for one in label.sources],
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(data=st.data(), least=st.sampled_from([0.0, 0.3, 0.6]))
+def test_labels_are_those_of_the_reference(data, least):
+    manifests = data.draw(families())
+    video = data.draw(videos(manifests))
+    every, shown = fusion_reference.fuse(video, manifests, least_score=least)
+    labels = Fusion(manifests).fuse(video, least_score=least)
+    assert list(labels) == [label.name for label in every]
+    assert [astuple(label)[:5] for label in labels.shown] == [astuple(label)[:5] for label in shown]
+    for label, expected in zip(labels.values(), every, strict=True):
+        assert (*astuple(label)[:5], [astuple(one) for one in label.segments], [astuple(one) for one in label.sources]) == near(
+            expected
+        )
 
 
 @settings(max_examples=150, deadline=None)
@@ -204,17 +275,19 @@ def test_the_order_of_the_input_does_not_matter(video, seed):
     shuffled, manifests = list(video), list(MANIFESTS)
     random.Random(seed).shuffle(shuffled)
     random.Random(seed).shuffle(manifests)
-    assert fuse(shuffled, manifests, least_score=0.2) == fuse(video, MANIFESTS, least_score=0.2)
+    one, other = (Fusion(models).fuse(found, least_score=0.2) for models, found in ((manifests, shuffled), (MANIFESTS, video)))
+    assert one.shown == other.shown
+    assert list(one.items()) == list(other.items())
 
 
 @settings(max_examples=150, deadline=None)
 @given(video=videos())
 def test_every_label_is_consistent(video):
     times = {frame.time for frame in video}
-    labels = fuse(video, MANIFESTS, least_score=0.2)
-    assert set(labels.shown) == {label for label in labels.all if label.passed or label.score >= 0.2}
-    assert len({label.name for label in labels.all}) == len(labels.all)
-    for label in labels.all:
+    labels = Fusion(MANIFESTS).fuse(video, least_score=0.2)
+    assert set(labels.shown) == {label for label in labels.values() if label.passed or label.score >= 0.2}
+    for name, label in labels.items():
+        assert label.name == name
         own = [source.score for source in label.sources]
         assert min(own) <= label.score <= max(own)
         assert label.passed == (label.score >= label.threshold)

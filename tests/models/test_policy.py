@@ -34,7 +34,7 @@ CLEAN = {"nsfw": 0.1, "gun": 0.1, "gore": 0.1}
 
 
 def judge(scores: dict[str, float] | None = None, *degradations: DegradationReason, seen: Seen = Seen()):
-    labels = [label(name, score) for name, score in (CLEAN | (scores or {})).items()]
+    labels = {name: label(name, score) for name, score in (CLEAN | (scores or {})).items()}
     return POLICY.judge(labels, [Degradation(reason, 1, "what happened") for reason in degradations], seen)
 
 
@@ -93,7 +93,7 @@ def test_nothing_looked_at_is_no_pass():
 
 
 def test_a_label_of_a_rule_that_no_model_looked_for_is_no_pass():
-    judgement = POLICY.judge([label("nsfw", 0.1), label("gun", 0.1)], [], Seen())
+    judgement = POLICY.judge({name: label(name, 0.1) for name in ("nsfw", "gun")}, [], Seen())
     assert judgement.verdict is Verdict.REVIEW
     assert judgement.reasons == ("no model looked for gore",)
 
