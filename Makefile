@@ -24,13 +24,14 @@ MODELS := .cache/models
 CLIPS := .cache/clips
 GHZ := .tools/bin/ghz
 GHZ_VERSION := v0.120.0
+BASELINE := .tools/baseline
 UV := .tools/uv/bin/uv
 UV_VERSION := 0.13.8
 PACKAGES := pyproject.toml clients/python/pyproject.toml
 # Passed on to the program behind a target: make test ARGS="-k pool", make serve ARGS="--config keyglance.toml".
 ARGS ?=
 
-demo serve ghz bench $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
+demo serve ghz bench baselines $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
 
 .PHONY: help
 help:  ## Say what there is
@@ -90,10 +91,15 @@ gpu:  ## Make the environment for an NVIDIA GPU, .venv-gpu, and check it; then a
 	@$(MAKE) --no-print-directory DEVICE=gpu .venv-gpu/.server
 	@scripts/install.sh gpu .venv-gpu check
 
+.PHONY: baselines
+baselines: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched $(BASELINE)/.installed  ## Compare the server with the usual ways to do its job
+	$(BIN)/python -m loadtest.baselines --model-server $(BASELINE)/bin/python $(ARGS)
+
 .PHONY: lock
 lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions
 	$(call compile,server,server)
 	$(call compile,dev,server) -c requirements/server.lock --group pyproject.toml:dev
+	$(call compile,baseline,baseline) -c requirements/dev.lock
 	$(call compile,gpu,gpu) -c requirements/server.lock
 	$(call compile,gpu-torch,gpu-torch) -c requirements/gpu.lock
 	$(call compile,gpu-dev,gpu-torch) -c requirements/gpu-torch.lock -c requirements/dev.lock --group pyproject.toml:dev
@@ -132,6 +138,13 @@ $(MODELS)/.installed: $(wildcard models/zoo/*/model.toml) | $(VENV)/.server
 
 $(CLIPS)/.fetched: scripts/fetch_clips.py | $(VENV)/.server
 	@$(BIN)/python scripts/fetch_clips.py $(CLIPS) >/dev/null
+	@touch $@
+
+$(BASELINE)/.installed: requirements/baseline.lock $(PACKAGES) | $(BIN)/python
+	@echo "Installing the model server of the baselines into $(BASELINE) (once)"
+	@$(BIN)/python -m venv $(BASELINE)
+	@$(BASELINE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/baseline.lock
+	@$(BASELINE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e clients/python -e .
 	@touch $@
 
 node_modules/.installed: package.json package-lock.json

@@ -11,10 +11,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("server.lock", "dev.lock", "gpu.lock", "gpu-torch.lock", "gpu-dev.lock")
+LOCKS = ("server.lock", "dev.lock", "baseline.lock", "gpu.lock", "gpu-torch.lock", "gpu-dev.lock")
 #: A lock, and one that has all of it at the same versions; ONNX Runtime apart where a GPU comes in.
 CONTAINED = (
     ("server.lock", "dev.lock"),
+    ("server.lock", "baseline.lock"),
     ("server.lock", "gpu.lock"),
     ("gpu.lock", "gpu-torch.lock"),
     ("gpu-torch.lock", "gpu-dev.lock"),
