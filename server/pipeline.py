@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -27,6 +28,9 @@ from server.timing import StepTiming
 
 #: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.
 _GAP_TOLERANCE = 1e-3
+
+#: Digests of preprocessing are kept for the models that answered last: to make one takes longer than to fuse.
+_DIGESTS_KEPT = 64
 
 _SOURCE_KINDS: dict[type[Given], str] = {WholeBytes: "data", Ranges: "ranges", Uri: "uri"}
 
@@ -118,6 +122,9 @@ class Pipeline:
         self._sampling_limits = sampling_limits
         self._manifests = {manifest.name: manifest for manifest in engine.info().models}
         self._fusion = Fusion(self._manifests.values())
+        self._preprocessing_digest = functools.lru_cache(_DIGESTS_KEPT)(
+            lambda *models: _digest([asdict(self._manifests[name].inputs) for name in models])
+        )
 
     async def label(self, given: Given, call: LabelCall, steps: Steps) -> Answer:
         """Answers a call about what was `given`, which is let go of early. Raises the errors of `keyglance.errors`."""
@@ -207,7 +214,7 @@ class Pipeline:
             provenance=Provenance(
                 policy_digest=self._policy.digest,
                 sampling_digest=_digest([asdict(call.sampling), asdict(self._sampling_limits)]),
-                preprocessing_digest=_digest([asdict(manifest.inputs) for manifest in models]),
+                preprocessing_digest=self._preprocessing_digest(*(manifest.name for manifest in models)),
             ),
             frame_scores=call.frame_scores,
         )
