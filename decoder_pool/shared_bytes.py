@@ -100,6 +100,14 @@ class SharedBytes:
             part = b"".join(parts[at:])
         return part[inside : inside + size]  # the same object where that is all of it
 
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """As `read`, as many bytes as `target` has, into it; how many there were. For any thread."""
+        if self._held is None:
+            return os.preadv(self._fd, (target,), offset)
+        data = self.read(offset, len(target))
+        target[: len(data)] = data
+        return len(data)
+
     def close(self) -> None:
         """Gives the memory back as soon as no view of it is left. May be called twice."""
         with self._lock:

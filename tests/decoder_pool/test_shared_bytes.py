@@ -20,6 +20,10 @@ def test_held_bytes_read_as_shared_ones_do(parts: list[bytes], offset: int, size
             assert os.pread(held.fd, 100, 0) == b"".join(parts)
         assert held.size == shared.size
         assert held.read(offset, size) == shared.read(offset, size) == b"".join(parts)[offset : offset + size]
+        into = [bytearray(size), bytearray(size)]
+        got = [each.read_into(memoryview(target), offset) for each, target in zip((held, shared), into, strict=True)]
+        assert got == [len(held.read(offset, size))] * 2
+        assert into[0] == into[1]
         assert bytes(held.view()) == bytes(shared.view())
 
 
