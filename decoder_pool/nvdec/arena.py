@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from decoder_pool.picture import Picture
+
+_KEPT = 8  # pictures kept with a slot
 _ALIGNMENT = 512  # bytes: what CUDA's own allocations are aligned to, so rows begin at the same places as in them
 
 
@@ -28,11 +31,16 @@ class Slot:
         self.number = number
         self.size_class = size_class
         self.memory = memory
+        #: Bytes.
+        self.size = size_class
+        #: By layout: the memory never moves, so that views of it hold for ever. Belongs to whoever has leased it.
+        self.pictures: dict[object, Picture] = {}
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.size_class
+    def keep(self, layout: object, picture: Picture) -> None:
+        """Remembers a picture of its memory, one of a few."""
+        if len(self.pictures) >= _KEPT:
+            self.pictures.clear()
+        self.pictures[layout] = picture
 
     def retain(self) -> None:
         """One more holder; RuntimeError where nobody holds it."""
@@ -51,12 +59,14 @@ class Slot:
             if after is not None:
                 self._events.append(after)
             self._references -= 1
-            if self._references:
-                return
-        self._arena._back(self)
+            turn = None if self._references else self._arena._back(self)
+        if turn is not None:
+            _hand_soon(turn, self)
 
     def take_events(self) -> list[Any]:
         """The events that the next use of the memory has to wait for; they are told once."""
+        if not self._events:  # nobody else holds the slot while these are asked for
+            return []
         with self._arena.lock:
             events, self._events = self._events, []
         return events
@@ -92,16 +102,9 @@ class FrameArena:
             self._free[size] = [Slot(self, n, size, block[n * size : (n + 1) * size]) for n in reversed(range(count))]
             self._waiting[size] = deque()
             self._counts[size] = count
-
-    @property
-    def size(self) -> int:
-        """Bytes of all slots."""
-        return sum(size * count for size, count in self._counts.items())
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest slot."""
-        return max(self._counts)
+        #: Bytes of all slots, and of the largest one.
+        self.size = sum(size * count for size, count in self._counts.items())
+        self.largest = max(self._counts)
 
     async def lease(self, size: int) -> Slot:
         """A slot of at least `size` bytes, as soon as one of the smallest class that fits is free; first come, first served.
@@ -158,18 +161,21 @@ class FrameArena:
         slot._references = 1
         return slot
 
-    def _back(self, slot: Slot) -> None:
-        with self.lock:
-            waiting = self._waiting[slot.size_class]
-            if not waiting:
-                self._free[slot.size_class].append(slot)
-                return
-            turn = waiting.popleft()
-            slot._references = 1
-        try:
-            turn.get_loop().call_soon_threadsafe(_hand, turn, slot)
-        except RuntimeError:  # its event loop is closed: nobody waits there any more
-            slot.release()
+    def _back(self, slot: Slot) -> asyncio.Future[Slot] | None:
+        """With the lock held; whose turn it is, who holds the slot from now on, if anybody waits."""
+        waiting = self._waiting[slot.size_class]
+        if not waiting:
+            self._free[slot.size_class].append(slot)
+            return None
+        slot._references = 1
+        return waiting.popleft()
+
+
+def _hand_soon(turn: asyncio.Future[Slot], slot: Slot) -> None:
+    try:
+        turn.get_loop().call_soon_threadsafe(_hand, turn, slot)
+    except RuntimeError:  # its event loop is closed: nobody waits there any more
+        slot.release()
 
 
 def _hand(turn: asyncio.Future[Slot], slot: Slot) -> None:

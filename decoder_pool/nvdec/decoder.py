@@ -250,7 +250,7 @@ class NvdecDecoder:
             why = ""
             try:
                 await self._idle()
-                async with aclosing(self._pictures(run, config)) as pictures:
+                async with aclosing(self._pictures(run)) as pictures:
                     async for decoded in pictures:
                         missing.discard(decoded.sample)
                         yield decoded
@@ -299,7 +299,6 @@ class NvdecDecoder:
                         run=functools.partial(self._run, config, packets),
                         likely=self._likely,
                         arena=self._arena,
-                        config=config,
                     )
                     try:
                         await self._driven(drive, lambda left: aside.create_task(rest(left)))
@@ -360,7 +359,7 @@ class NvdecDecoder:
         self._session.open()
         self._session.warm_up()
 
-    async def _pictures(self, run: HardwareRun, config: StreamConfig) -> AsyncGenerator[Decoded, None]:
+    async def _pictures(self, run: HardwareRun) -> AsyncGenerator[Decoded, None]:
         """What hardware finds of the unit, each picture in a slot that is held until the next one is asked for."""
         slot: Slot | None = None
         try:
@@ -377,7 +376,7 @@ class NvdecDecoder:
                     held, slot = slot, None
                     assert held is not None
                     try:
-                        yield step.decoded(held, config)
+                        yield step.decoded(held)
                     finally:
                         held.release()
                 else:

@@ -10,7 +10,6 @@ from decoder_pool.decoder import Decoded, DecodeUnit
 from decoder_pool.nvdec.arena import FrameArena, Slot
 from decoder_pool.nvdec.run import Found, HardwareRun, Leftovers, Room
 from decoder_pool.nvdec.surface import Surface
-from keyglance.video import StreamConfig
 
 
 class HardwareDrive:
@@ -28,14 +27,12 @@ class HardwareDrive:
         run: Callable[[DecodeUnit], HardwareRun],
         likely: Callable[[], Surface | None],
         arena: FrameArena,
-        config: StreamConfig,
     ) -> None:
         self._take = take
         self._deliver = deliver
         self._make = run
         self._likely = likely
         self._arena = arena
-        self._config = config
         self._lock = threading.Lock()  # between a `stop` and the thread's next `take` or `deliver`
         self._stopped = False
         self._run: HardwareRun | None = None  # of the unit in hand
@@ -118,7 +115,7 @@ class HardwareDrive:
             elif isinstance(step, Found):
                 slot, self._slot = self._slot, None
                 assert slot is not None
-                if not self._hand_over(step.decoded(slot, self._config), slot):
+                if not self._hand_over(step.decoded(slot), slot):
                     return None
             else:
                 break

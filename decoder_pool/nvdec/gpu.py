@@ -10,10 +10,11 @@ import ctypes
 import importlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec.arena import Slot
+from decoder_pool.nvdec.intake import Intake, Ready
 from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.nvdec.stream import Bounds, Sequence
 from decoder_pool.nvdec.surface import Surface
@@ -96,8 +97,7 @@ def bounds_of_key(key: DecoderKey, driver: Bounds) -> Bounds:
     return Bounds(driver.least_width, driver.least_height, min(side, driver.width), min(side, driver.height), driver.macroblocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What one packet gave: frames of the library, valid until the next packet, and whether it told damage."""
 
     frames: list[Any]
@@ -117,8 +117,14 @@ class HardwareSession:
         self._watch = watch
         self._stream: Any = None
         self._decoder: Any = None
+        self._packet: Any = None
+        self._memcpy: Any = None
+        self._stream_pointer = 0
         self._clips = warm_clips(key.codec, key.bit_depth, key.chroma_format)
         self._sequence: Sequence | None = None
+        self._looked_at = False  # the first frame behind an announcement
+        #: What packets are made ready in.
+        self.intake = Intake()
         self.announced: Surface | None = None
 
     @property
@@ -131,11 +137,14 @@ class HardwareSession:
         cupy, codec = self._gpu.cupy, self._gpu.codec
         cupy.cuda.Device(self._gpu.device).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream_pointer = self._stream.ptr
+        self._memcpy = cupy.cuda.runtime.memcpyAsync
+        self._packet = codec.PacketData()  # one for all: the library reads it within the call
         self._decoder = codec.CreateDecoder(
             gpuid=self._gpu.device,
             codec=getattr(codec.cudaVideoCodec, CODECS[self._key.codec]),
             cudacontext=self._gpu.context,
-            cudastream=self._stream.ptr,
+            cudastream=self._stream_pointer,
             usedevicememory=True,
             maxwidth=self._bounds.width,
             maxheight=self._bounds.height,
@@ -153,7 +162,10 @@ class HardwareSession:
         The library does not reconfigure its decoder where only cropping, or the number of reference pictures, changes: then
         pictures come out wrong, without a word, or the call raises. So it visits another size on the way.
         """
+        if surface is self.announced and sequence is self._sequence:  # nearly always the very same
+            return False
         if surface == self.announced and sequence == self._sequence:
+            self.announced, self._sequence = surface, sequence
             return False
         if self._sequence is not None and sequence.coded == self._sequence.coded:
             away = next(((d, w, h) for d, w, h in self._clips if (w, h) != sequence.coded), None)
@@ -174,36 +186,45 @@ class HardwareSession:
         if self.announced is not None:  # the first sequence header makes the session, of whatever size
             self._decoder.setReconfigParams(surface.width, surface.height)
         self.announced = surface
+        self._looked_at = False
 
     def reset(self) -> None:
         """Ends the stream, so that no later picture is predicted from an earlier one."""
         self._decode(b"\0", _END_OF_STREAM)
 
-    def feed(self, data: bytes) -> Answer:
+    def feed(self, data: bytes | Ready) -> Answer:
         """One whole packet."""
-        with self._watch.listening() as said:
+        said = self._watch.listen()
+        try:
             frames = self._decode(data, _END_OF_PICTURE)
-        return Answer(frames, _DAMAGE in "".join(said))
+        finally:
+            self._watch.ignore()
+        return Answer(frames, bool(said) and _DAMAGE in "".join(said))
 
     def copy(self, frame: Any, surface: Surface, slot: Slot) -> None:
-        """Copies a frame into the slot and waits until it is there."""
-        views = [view.__cuda_array_interface__ for view in frame.cuda()]
-        shape, name = tuple(views[0]["shape"][:2]), str(frame.format).rpartition(".")[2]
-        if shape != surface.shapes[0] or name != _FORMATS[surface.chroma_format, surface.itemsize]:
-            raise RuntimeError(f"the decoder gave a {name} surface of {shape} (height, width) where {surface} was announced")
+        """Copies a frame into the slot and waits until it is there.
+
+        The library copies its next picture into the same memory, behind this copy on the same stream, but frees it, too,
+        when it is reconfigured; and whoever takes the slot may use it on any stream.
+        """
+        views = frame.cuda()
+        shape = tuple(views[0].shape[:2])
+        if shape != surface.shapes[0] or not self._looked_at:
+            self._look_at(shape, str(frame.format).rpartition(".")[2], surface)
         for event in slot.take_events():
             self._stream.wait_event(event)
-        copy = self._gpu.cupy.cuda.runtime.memcpyAsync
-        target = slot.memory.data.ptr
-        starts = [view["data"][0] for view in views]
-        sizes = surface.sizes
-        if starts == [starts[0] + sum(sizes[:number]) for number in range(len(sizes))]:  # one piece, as it is in fact
-            copy(target, starts[0], surface.size, _DEVICE_TO_DEVICE, self._stream.ptr)
+        target, starts = slot.memory.data.ptr, [view.dataptr for view in views]
+        if tuple([start - starts[0] for start in starts]) == surface.offsets:  # one piece, as it is in fact
+            self._memcpy(target, starts[0], surface.size, _DEVICE_TO_DEVICE, self._stream_pointer)
         else:
-            for start, size in zip(starts, sizes, strict=True):
-                copy(target, start, size, _DEVICE_TO_DEVICE, self._stream.ptr)
-                target += size
+            for start, offset, size in zip(starts, surface.offsets, surface.sizes, strict=True):
+                self._memcpy(target + offset, start, size, _DEVICE_TO_DEVICE, self._stream_pointer)
         self._stream.synchronize()
+
+    def _look_at(self, shape: tuple[int, ...], name: str, surface: Surface) -> None:
+        if shape != surface.shapes[0] or name != _FORMATS[surface.chroma_format, surface.itemsize]:
+            raise RuntimeError(f"the decoder gave a {name} surface of {shape} (height, width) where {surface} was announced")
+        self._looked_at = True
 
     def close(self) -> None:
         """Ends it; never raises."""
@@ -211,10 +232,12 @@ class HardwareSession:
             self._decoder = None
             self._stream = None
 
-    def _decode(self, data: bytes, flag: int) -> list[Any]:
-        packet = self._gpu.codec.PacketData()
-        held = ctypes.c_char_p(data)  # keeps the bytes alive over the call
-        packet.bsl_data = ctypes.cast(held, ctypes.c_void_p).value
-        packet.bsl = len(data)
+    def _decode(self, data: bytes | Ready, flag: int) -> list[Any]:
+        packet = self._packet
+        if isinstance(data, Ready):
+            packet.bsl_data, packet.bsl = data.address, data.size
+        else:  # `data` itself keeps its bytes alive over the call
+            packet.bsl_data, packet.bsl = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data)
         packet.decode_flag = flag
-        return list(self._decoder.Decode(packet))
+        frames: list[Any] = self._decoder.Decode(packet)
+        return frames

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from decoder_pool.decoder import Decoded, DecodeUnit, Packet
 from decoder_pool.nvdec.arena import Slot
 from decoder_pool.nvdec.gpu import HardwareSession
+from decoder_pool.nvdec.intake import Intake
 from decoder_pool.nvdec.stream import Feed, HardwareStream, Unfit
-from decoder_pool.nvdec.surface import Surface
+from decoder_pool.nvdec.surface import Layout
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.bitstream import SampleKind
-from keyglance.video import StreamConfig
 
 #: Codecs whose packets may hold pictures that are not shown, in front of the one that is.
 _SUPERFRAMES = ("vp9", "av1")
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """A slot of `size` bytes is needed to go on."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A wanted sample's picture is in the slot."""
 
     sample: int
-    surface: Surface
-    crop: tuple[int, int]
+    layout: Layout
     alone: bool
 
-    def decoded(self, slot: Slot, config: StreamConfig) -> Decoded:
+    def decoded(self, slot: Slot) -> Decoded:
         """The picture, whose lease is `slot`."""
-        return Decoded(self.sample, self.surface.picture(slot.memory, config, self.crop, slot), alone=self.alone)
+        return Decoded(self.sample, self.layout.picture(slot), alone=self.alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class HardwareRun:
         self._left = set(unit.wanted)
         self._packets = iter(unit.packets[: len(unit.packets) - unit.spare])
         self._waiting: tuple[Packet, Feed] | None = None
-        self._payload = b""  # of the first packet, once it is read
+        self._payload: bytes | Intake | None = None  # of the first packet, once it is read
         self._fed = 0
         self._tainted = self._stopped = False
         self.reasons: dict[int, str] = {}
@@ -123,7 +121,7 @@ class HardwareRun:
                 return Room(feed.surface.size)
             self._waiting = None
             if self._feed(packet, feed, slot):
-                return Found(packet.sample, feed.surface, feed.crop, alone=self._fed == 1)
+                return Found(packet.sample, feed.layout, self._fed == 1)
         return None
 
     def _begin(self) -> None:
@@ -133,7 +131,7 @@ class HardwareRun:
             self._session.reset()
 
     def _prepare(self, packet: Packet) -> None:
-        payload, self._payload = self._payload or self._read(packet), b""
+        payload, self._payload = self._payload or self._read(packet), None
         assert self._stream is not None
         feed = self._stream.feed(payload, key=packet.key)
         if feed is not None and feed.surface.size > self._largest:
@@ -170,11 +168,17 @@ class HardwareRun:
             return True
         return False
 
-    def _read(self, packet: Packet) -> bytes:
-        data = self._source.read(packet.offset, packet.size)
-        if len(data) != packet.size:
-            raise Unfit(f"packet of sample {packet.sample}: {len(data)} of {packet.size} bytes are there")
-        return data
+    def _read(self, packet: Packet) -> bytes | Intake:
+        intake = self._session.intake
+        payload: bytes | Intake
+        if packet.size <= intake.capacity:
+            payload, got = intake, intake.load(self._source, packet.offset, packet.size)
+        else:
+            payload = self._source.read(packet.offset, packet.size)
+            got = len(payload)
+        if got != packet.size:
+            raise Unfit(f"packet of sample {packet.sample}: {got} of {packet.size} bytes are there")
+        return payload
 
     def _end(self, why: str) -> None:
         for sample in self._left:

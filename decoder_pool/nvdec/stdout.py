@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
 
 _UNBUFFERED = 2  # _IONBF
 _LOCKED_BY_CALLER = 2  # FSETLOCKING_BYCALLER
@@ -83,16 +82,15 @@ class StdoutWatch:
         self._stream = None
         atexit.unregister(self.close)
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[list[str]]:
-        """What C code prints on this thread meanwhile, piece by piece, instead of printing it."""
+    def listen(self) -> list[str]:
+        """From now on what C code prints on this thread is gathered, piece by piece, instead of printed; until `ignore`."""
         said: list[str] = []
-        outer = getattr(self._listeners, "said", None)
         self._listeners.said = said
-        try:
-            yield said
-        finally:
-            self._listeners.said = outer
+        return said
+
+    def ignore(self) -> None:
+        """What C code prints on this thread is printed again."""
+        self._listeners.said = None
 
     def __repr__(self) -> str:
         return f"StdoutWatch({'installed' if self._stream else 'not installed'})"

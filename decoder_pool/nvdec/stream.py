@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from decoder_pool.decoder import DecodeUnit
-from decoder_pool.nvdec.surface import CHROMA_FORMATS, Surface
+from decoder_pool.nvdec.intake import Intake, Ready, memmem
+from decoder_pool.nvdec.surface import CHROMA_FORMATS, Layout, Surface
 from keyglance.bitstream import Described, SampleFacts, SampleKind, StreamHeaders
 from keyglance.bitstream.bits import BitReader, BitstreamError
 from keyglance.bitstream.config_records import Record, av1c, avcc, decoder_specific_info, hvcc
@@ -24,6 +27,10 @@ from keyglance.video import StreamConfig
 _CODE = b"\0\0\1"
 _START_CODE = b"\0\0\0\1"
 _PLANE = b"\0\0\1\xb6"  # vop_start_code of MPEG-4 part 2
+_LENGTH = struct.Struct(">I")  # of a NAL unit in MP4 and Matroska, nearly always
+_HEAD = 4096  # bytes of parameter sets that an intake has room for
+_START = 5  # bytes of a slice that tell whether it starts a picture
+_STARTS = 64  # of those that are remembered
 _UNITS = 1024  # of one packet; a picture of 4096x4096 in slices of one row of macroblocks has 256
 _IDR_FACTS = SampleFacts(SampleKind.IDR)
 # nal_unit_type (H.264, table 7-1; H.265, table 7-1): IDR slices; SEI, delimiters, ends, filler.
@@ -70,27 +77,26 @@ class Sequence:
     parameter_sets: frozenset[bytes] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """One packet as the decoder takes it, what it holds, the surface that its picture will be, and the part of it (width,
-    height) that is to be shown.
-    """
+class Feed(NamedTuple):
+    """One packet as the decoder takes it, what it holds, and how its picture will lie in memory."""
 
-    data: bytes
+    data: bytes | Ready
     facts: SampleFacts
-    surface: Surface
-    crop: tuple[int, int]
+    layout: Layout
     sequence: Sequence
+
+    @property
+    def surface(self) -> Surface:
+        """What the picture will be before it is cropped."""
+        return self.layout.surface
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What is known of a stream before its first sample: its surface, if its headers are known, or why it is unfit."""
+    """What is known of a stream before its first sample: how pictures lie, if its headers are known, or why it is unfit."""
 
-    surface: Surface | None
+    layout: Layout | None
     unfit: str = ""
-    #: The part of the surface to be shown.
-    crop: tuple[int, int] = (0, 0)
     #: With the parameter sets that fit: they need no second look.
     sequence: Sequence = Sequence((0, 0))
     #: Whether the configuration record has one sequence parameter set only, so that every picture without others in its
@@ -102,12 +108,17 @@ class StreamPlan:
         """For a decoder of `bounds`."""
         try:
             stream = HardwareStream(config, bounds)
-            surface = stream.surface()
-            crop = stream._crop(surface, stream._headers.describe()) if surface is not None else (0, 0)
-            single = surface is not None and sum(map(stream._is_sequence, stream._record.units)) == 1
-            return cls(surface, "", crop, stream._sequence(stream._headers.describe()), single)
+            told = stream._headers.describe()
+            layout = None if told.problem or not told.coded_width else stream._layout(told)
+            single = layout is not None and sum(map(stream._is_sequence, stream._record.units)) == 1
+            return cls(layout, "", stream._sequence(told), single)
         except Unfit as unfit:
             return cls(None, str(unfit))
+
+    @property
+    def surface(self) -> Surface | None:
+        """What pictures will be before they are cropped."""
+        return self.layout.surface if self.layout is not None else None
 
 
 class HardwareStream:
@@ -120,6 +131,8 @@ class HardwareStream:
         #: Whether it has read headers that its decoder was spared: what it knows is not what the decoder knows.
         self.refused = False
         self._record = _record(config)
+        self._head = self._plain_head()
+        self._starts: dict[bytes, bool] = {}  # whether a slice that begins so starts a picture
         self._checked: set[bytes] = set(plan.sequence.parameter_sets if plan is not None else ())
         self._skipping_leading = False
         self._last: Feed | None = None  # of the unit
@@ -132,20 +145,18 @@ class HardwareStream:
         # Without the container's size, so that the size is the bitstream's own: the one that has to be announced.
         return StreamHeaders(replace(self._config, width=0, height=0))
 
-    def surface(self) -> Surface | None:
-        """The pictures by the headers read so far, None where there were none."""
-        told = self._headers.describe()
-        if told.problem or not told.coded_width:
-            return None
-        return Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
+    def begin(self, unit: DecodeUnit, first: bytes | Intake) -> SampleKind:
+        """What a unit that starts with this payload starts with; Unfit where that may need a picture before it.
 
-    def begin(self, unit: DecodeUnit, first: bytes) -> SampleKind:
-        """What a unit that starts with this payload starts with; Unfit where that may need a picture before it."""
+        A payload in an intake may be made ready for the decoder there, after which `feed` takes nothing else for it.
+        """
         self._last = None
-        self._first = self._plain_idr(first)
-        if self._first is not None:
-            self._skipping_leading = False
-            return SampleKind.IDR
+        if isinstance(first, Intake):
+            self._first = self._plain_idr(first)
+            if self._first is not None:
+                self._skipping_leading = False
+                return SampleKind.IDR
+            first = first.payload()
         self._first = facts = self._headers.kind(first)
         self._skipping_leading = facts.kind in (SampleKind.CRA, SampleKind.BLA)
         if not facts.kind.intra:
@@ -158,12 +169,14 @@ class HardwareStream:
             raise Unfit(f"predicted pictures behind a sample that is no sure start ({facts.kind.value})")
         return facts.kind
 
-    def feed(self, payload: bytes, *, key: bool) -> Feed | None:
+    def feed(self, payload: bytes | Intake, *, key: bool) -> Feed | None:
         """A packet, ready to be fed once the decoder follows its surface and sequence; None where it is to be left out."""
         first, self._first = self._first, None
         if isinstance(first, Feed):
             self._last = first
             return first
+        if isinstance(payload, Intake):
+            payload = payload.payload()
         facts = first or self._headers.kind(payload)
         if self._skipping_leading and self._last is not None:
             if self._leading(payload):
@@ -175,43 +188,69 @@ class HardwareStream:
         if told.problem or not told.coded_width:
             raise Unfit(told.problem or "no size is told by the bitstream")
         self._check(told)
-        surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
-        feed = Feed(data, facts, surface, self._crop(surface, told), self._sequence(told))
+        feed = Feed(data, facts, self._layout(told), self._sequence(told))
         last, self._last = self._last, feed
-        if last is not None and not facts.kind.intra and (last.surface, last.sequence) != (surface, feed.sequence):
-            raise Unfit(f"the headers change at a predicted picture (now {surface.width}x{surface.height})")
+        if last is not None and not facts.kind.intra and (last.surface, last.sequence) != (feed.surface, feed.sequence):
+            raise Unfit(f"the headers change at a predicted picture (now {told.config.width}x{told.config.height})")
         return feed
 
-    def _plain_idr(self, payload: bytes) -> Feed | None:
-        """The usual first packet, recognised at a glance: an IDR picture by the only parameter sets there are."""
-        plan, size = self._plan, self._record.length_size
-        if plan is None or plan.surface is None or not plan.single or not size:
+    def _plain_head(self) -> bytes | None:
+        """What goes in front of a plain IDR picture; None where there is none that would be known at a glance."""
+        plan, record = self._plan, self._record
+        if plan is None or plan.layout is None or not plan.single or record.length_size != _LENGTH.size:
+            return None
+        head = b"".join(_START_CODE + unit for unit in record.units)
+        hides_none = head.count(_CODE) == len(record.units)
+        return head if hides_none and len(head) <= _HEAD else None
+
+    def _plain_idr(self, intake: Intake) -> Feed | None:
+        """The usual first packet, recognised at a glance: an IDR picture by the only parameter sets there are.
+
+        Its lengths become start codes where they lie, which are as long. None, and nothing is changed, if it is another one.
+        """
+        if self._head is None or self._plan is None or self._plan.layout is None:
             return None
         h264 = self._config.codec == "h264"
-        parts, at, coded = [_START_CODE + unit for unit in self._record.units], 0, False
-        while at + size < len(payload) and len(parts) < _UNITS:
-            length = int.from_bytes(payload[at : at + size], "big")
-            at += size
-            kind = payload[at] & 31 if h264 else payload[at] >> 1 & 63
-            if kind in (_IDR_H264 if h264 else _IDR_HEVC):
-                if not coded and not self._starts_picture(payload[at : at + 64]):
+        pictures, harmless = (_IDR_H264, _HARMLESS_H264) if h264 else (_IDR_HEVC, _HARMLESS_HEVC)
+        memory, at, end = intake.memory, intake.begin, intake.end
+        lengths: list[int] = []
+        coded = False
+        while at + 4 < end and len(lengths) < _UNITS:
+            begin = at + 4
+            following = begin + _LENGTH.unpack_from(memory, at)[0]
+            if following > end:
+                return None
+            kind = memory[begin] & 31 if h264 else memory[begin] >> 1 & 63
+            if kind in pictures:
+                if not coded and not self._starts_picture(bytes(memory[begin : min(begin + _START, following)])):
                     raise Unfit("a slice that starts no picture, or of a picture parameter set that is not there")
                 coded = True
-            elif kind not in (_HARMLESS_H264 if h264 else _HARMLESS_HEVC):
+            elif kind not in harmless:
                 return None
-            parts += (_START_CODE, payload[at : at + length])
-            at += length
-        data = b"".join(parts)
-        units = (len(parts) + len(self._record.units)) // 2  # more start codes than that are hidden inside units
-        if not coded or at != len(payload) or sum(1 for _ in _units(data)) != units:
+            if intake.has(_CODE, begin, following):  # a start code in there would start something hidden
+                return None
+            lengths.append(at)
+            at = following
+        if not coded or at != end:
             return None
-        return Feed(data, _IDR_FACTS, plan.surface, plan.crop, plan.sequence)
+        for at in lengths:
+            memory[at : at + 4] = _START_CODE
+        return Feed(intake.ready(self._head), _IDR_FACTS, self._plan.layout, self._plan.sequence)
 
-    def _starts_picture(self, unit: bytes) -> bool:
-        """Whether a slice is the first of its picture and has a picture parameter set (H.264, 7.3.3; H.265, 7.3.6.1)."""
+    def _starts_picture(self, beginning: bytes) -> bool:
+        """Whether a slice is the first of its picture and has a picture parameter set (H.264, 7.3.3; H.265, 7.3.6.1), by its
+        first bytes. Where it does, no byte against emulation can lie among them.
+        """
+        if (starts := self._starts.get(beginning)) is None:
+            if len(self._starts) >= _STARTS:
+                self._starts.clear()
+            starts = self._starts[beginning] = self._read_start(beginning)
+        return starts
+
+    def _read_start(self, beginning: bytes) -> bool:
         h264 = self._config.codec == "h264"
         try:
-            bits = BitReader(unescaped(unit)[1 if h264 else 2 :])
+            bits = BitReader(beginning[1 if h264 else 2 :])
             if h264:
                 first = bits.ue() == 0 and bits.ue(9) % 5 in _INTRA_SLICES
             else:
@@ -244,12 +283,14 @@ class HardwareStream:
     def _sequence(self, told: Described) -> Sequence:
         return Sequence((told.coded_width, told.coded_height), frozenset(self._checked))
 
-    def _crop(self, surface: Surface, told: Described) -> tuple[int, int]:
+    def _layout(self, told: Described) -> Layout:
         """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""
+        surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
         coded, wanted = (told.coded_width, told.coded_height), (self._config.width, self._config.height)
         uncropped = self._config.codec == "h264" and (surface.width, surface.height) == coded and min(wanted) > 0
         crops = uncropped and (aligned(wanted[0], 16), aligned(wanted[1], 16)) == coded
-        return wanted if crops else (surface.width, surface.height)
+        crop = wanted if crops else (surface.width, surface.height)
+        return Layout(surface, crop, self._config.colour, self._config.sample_aspect)
 
     def _check(self, told: Described) -> None:
         config = told.config
@@ -346,19 +387,9 @@ def _with_start_codes(payload: bytes, size: int) -> Iterator[bytes]:
     raise Unfit(f"a packet of more than {_UNITS} NAL units")
 
 
-@functools.cache
-def _memmem() -> Callable[[int, int, bytes, int], int | None]:
-    find = ctypes.CDLL(None).memmem
-    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
-    return find
-
-
 def _units(data: bytes) -> Iterator[bytes]:
-    """The beginning of each unit behind a start code, wherever it lies: the decoder looks for them in the same way.
-
-    By the C library's `memmem`: it lets other threads run meanwhile, and `bytes.find` is twice as slow on this.
-    """
-    find = _memmem()
+    """The beginning of each unit behind a start code, wherever it lies: the decoder looks for them in the same way."""
+    find = memmem()
     begin = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     at = 0
     for _ in range(_UNITS):

@@ -30,8 +30,8 @@ class FakeArray(np.ndarray):
         return SimpleNamespace(ptr=self.ctypes.data)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "data": (self.ctypes.data, False)}
+    def dataptr(self) -> int:
+        return self.ctypes.data
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
         assert stream is not None

@@ -19,10 +19,12 @@ from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit, Packet
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec.arena import FrameArena
 from decoder_pool.nvdec.decoder import NvdecDecoder, NvdecFactory, NvdecLimits, arena_slots
+from decoder_pool.nvdec.intake import Intake, Ready
 from decoder_pool.nvdec.software import PooledSoftware
 from decoder_pool.nvdec.stdout import StdoutWatch
-from decoder_pool.nvdec.stream import Bounds, HardwareStream, StreamPlan, Unfit
+from decoder_pool.nvdec.stream import Bounds, Feed, HardwareStream, StreamPlan, Unfit
 from decoder_pool.pool import DecoderPool
+from decoder_pool.shared_bytes import SharedBytes
 from keyglance.video import StreamConfig
 from tests.decoder_pool.encoded import Clip, encode
 from tests.decoder_pool.fake_gpu import FakeArray, fake_gpu
@@ -127,8 +129,7 @@ async def test_a_picture_below_the_smallest_size_never_reaches_the_decoder(facto
     lying = replace(good.config, extradata=b"")  # and a container that says the size of another clip
     decoder = await started(factory, good.config)
     await decoder.configure(lying)
-    extradata = HardwareStream(good.config, Bounds(48, 16, 640, 640, 65536))
-    assert extradata.surface() is not None
+    assert StreamPlan.of(good.config, Bounds(48, 16, 640, 640, 65536)).surface is not None
     data, packets = small.packed()
     before = len(factory._gpu.codec.calls)
     with data:
@@ -150,6 +151,19 @@ def annexb(clip: Clip, sample: int) -> bytes:
     return feed.data
 
 
+def held(payload: bytes) -> Intake:
+    intake = Intake()
+    with SharedBytes.of([payload]) as data:
+        assert intake.load(data, 0, len(payload)) == len(payload)
+    return intake
+
+
+def content(feed: Feed | None) -> tuple[bytes, object, object]:
+    assert feed is not None
+    data = ctypes.string_at(feed.data.address, feed.data.size) if isinstance(feed.data, Ready) else feed.data
+    return data, feed.layout, feed.sequence
+
+
 @pytest.mark.parametrize("where", ["in front", "behind", "inside a slice"])
 def test_a_hidden_parameter_set_is_found_wherever_it_lies(where: str) -> None:
     good, small = h264((320, 180)), h264((32, 32))
@@ -167,9 +181,12 @@ def test_a_hidden_parameter_set_is_found_wherever_it_lies(where: str) -> None:
             last = len(payload) - 200
             payload = payload[:last] + hidden + payload[last + len(hidden) :]
     assert size
-    stream = HardwareStream(good.config, Bounds(48, 16, 4096, 4096, 65536))
-    with pytest.raises(Unfit, match="smaller than 48x16"):
-        stream.feed(payload, key=True)
+    bounds = Bounds(48, 16, 4096, 4096, 65536)
+    unit = DecodeUnit((Packet(0, 0, len(payload), True),), (0,))
+    for stream in (HardwareStream(good.config, bounds), HardwareStream(good.config, bounds, StreamPlan.of(good.config, bounds))):
+        stream.begin(unit, intake := held(payload))
+        with pytest.raises(Unfit, match="smaller than 48x16"):
+            stream.feed(intake, key=True)
 
 
 async def test_an_in_band_size_is_announced_whatever_the_container_says(factory: NvdecFactory) -> None:
@@ -200,8 +217,8 @@ def test_parameter_sets_in_samples_hold_for_their_own_sample_only() -> None:
     with pytest.raises(Unfit, match="came with a sample before"):
         stream.feed(one.payloads[0], key=True)
     stream = HardwareStream(one.config, bounds, StreamPlan.of(one.config, bounds))
-    stream.begin(unit, one.payloads[0])
-    assert stream.feed(one.payloads[0], key=True) is not None
+    stream.begin(unit, intake := held(one.payloads[0]))
+    assert stream.feed(intake, key=True) is not None
     with pytest.raises(Unfit, match="headers change at a predicted picture"):
         stream.feed(inside + one.payloads[1], key=False)
 
@@ -233,8 +250,8 @@ def test_hostile_headers_are_unfit_and_nothing_else(
             for at, size, new in edits:
                 data[at : at + size] = new
             if number == 0:
-                stream.begin(unit, bytes(data))
-            feed = stream.feed(bytes(data), key=small_clip.keys[number])
+                stream.begin(unit, intake := held(bytes(data)))
+            feed = stream.feed(bytes(data) if number else intake, key=small_clip.keys[number])
             assert feed is None or bounds.refusal(*feed.sequence.coded) is None
     except Unfit:
         return
@@ -367,12 +384,15 @@ def test_a_slice_that_starts_no_picture_is_kept_from_the_hardware(slice_bytes: b
     payload = (1 + len(slice_bytes)).to_bytes(4, "big") + b"\x65" + slice_bytes
     unit = DecodeUnit((Packet(0, 0, len(payload), True),), (0,))
     with pytest.raises(Unfit):
-        stream.begin(unit, payload)
-    assert stream.begin(unit, clip.payloads[0]).name == "IDR"
-    feed = stream.feed(clip.payloads[0], key=True)
+        stream.begin(unit, held(payload))
+    intake = held(clip.payloads[0])
+    assert stream.begin(unit, intake).name == "IDR"
+    feed = stream.feed(intake, key=True)
+    assert feed is not None
+    assert isinstance(feed.data, Ready)
     slow = HardwareStream(clip.config, bounds)
     assert slow.begin(unit, clip.payloads[0]).name == "IDR"
-    assert slow.feed(clip.payloads[0], key=True) == feed  # what is seen at a glance is what reading finds
+    assert content(slow.feed(clip.payloads[0], key=True)) == content(feed)  # what is seen at a glance is what reading finds
 
 
 async def test_streams_that_differ_in_references_only_visit_another_size(factory: NvdecFactory) -> None:
@@ -495,10 +515,10 @@ class TestStdout:
         heard: dict[int, list[str]] = {}
 
         def work(number: int) -> None:
-            with watch.listening() as said:
-                for _ in range(50):
-                    printf(b"Decode Error occurred for picture %d\n", number)
-            heard[number] = said
+            heard[number] = watch.listen()
+            for _ in range(50):
+                printf(b"Decode Error occurred for picture %d\n", number)
+            watch.ignore()
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
         for thread in threads:
@@ -512,9 +532,9 @@ class TestStdout:
         ends = threading.Event()
 
         def work(printf: object) -> None:
-            with watch.listening():
-                while not ends.is_set():
-                    printf(b"words\n")  # type: ignore[operator]
+            watch.listen()
+            while not ends.is_set():
+                printf(b"words\n")  # type: ignore[operator]
 
         threads = [threading.Thread(target=work, args=(p,), daemon=True) for p in (free, locked, free, locked)]
         for thread in threads:
