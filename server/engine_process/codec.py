@@ -25,7 +25,7 @@ from keyglance.video import Colour, ColourRange, Orientation, StreamConfig
 from models.manifest import Manifest
 from models.result import FrameResult, LabelNames, LabelScores, Region
 from server.degradation import Degradation, DegradationReason
-from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome, Priority
 from server.engine_process import engine_pb2 as pb
 from server.timing import StepTiming
 
@@ -46,6 +46,7 @@ def encode_job(job: EngineJob, trace_context: Mapping[str, str]) -> bytes:
         models=job.models,
         deadline=job.deadline,
         thumbnail_size=job.thumbnail_size,
+        priority=job.priority,
         traceparent=trace_context.get("traceparent", ""),
         tracestate=trace_context.get("tracestate", ""),
     )
@@ -91,6 +92,7 @@ def job_of(message: pb.Job, packets: SharedBytes) -> EngineJob:
         models=tuple(message.models),
         deadline=message.deadline,
         thumbnail_size=message.thumbnail_size,
+        priority=Priority(message.priority),
     )
 
 

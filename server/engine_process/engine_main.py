@@ -14,7 +14,7 @@ from server.lifecycle import end_telemetry
 from server.readings import engine_readings
 from server.telemetry import Telemetry
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("server.engine_process.engine_main")  # not __main__, which it is
 
 #: Makes the engine of a configuration, not started.
 MakeEngine = Callable[[Config, Telemetry], Engine]

@@ -43,7 +43,7 @@ class Stream(_message.Message):
     def __init__(self, codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., bit_depth: _Optional[int] = ..., chroma_format: _Optional[str] = ..., profile: _Optional[str] = ..., extradata: _Optional[bytes] = ..., codec_tag: _Optional[int] = ..., bits_per_coded_sample: _Optional[int] = ..., aspect_numerator: _Optional[int] = ..., aspect_denominator: _Optional[int] = ..., primaries: _Optional[int] = ..., transfer: _Optional[int] = ..., matrix: _Optional[int] = ..., range: _Optional[str] = ..., chroma_location: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("config", "rotation", "mirrored", "unit_packets", "unit_wanted", "unit_spare", "packet_sample", "packet_offset", "packet_size", "packet_key", "wanted", "buffer_size", "models", "deadline", "thumbnail_size", "traceparent", "tracestate")
+    __slots__ = ("config", "rotation", "mirrored", "unit_packets", "unit_wanted", "unit_spare", "packet_sample", "packet_offset", "packet_size", "packet_key", "wanted", "buffer_size", "models", "deadline", "thumbnail_size", "traceparent", "tracestate", "priority")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     ROTATION_FIELD_NUMBER: _ClassVar[int]
     MIRRORED_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Job(_message.Message):
     THUMBNAIL_SIZE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     config: Stream
     rotation: int
     mirrored: bool
@@ -78,7 +79,8 @@ class Job(_message.Message):
     thumbnail_size: int
     traceparent: str
     tracestate: str
-    def __init__(self, config: _Optional[_Union[Stream, _Mapping]] = ..., rotation: _Optional[int] = ..., mirrored: _Optional[bool] = ..., unit_packets: _Optional[_Iterable[int]] = ..., unit_wanted: _Optional[_Iterable[int]] = ..., unit_spare: _Optional[_Iterable[int]] = ..., packet_sample: _Optional[_Iterable[int]] = ..., packet_offset: _Optional[_Iterable[int]] = ..., packet_size: _Optional[_Iterable[int]] = ..., packet_key: _Optional[_Iterable[bool]] = ..., wanted: _Optional[_Iterable[int]] = ..., buffer_size: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., deadline: _Optional[float] = ..., thumbnail_size: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, config: _Optional[_Union[Stream, _Mapping]] = ..., rotation: _Optional[int] = ..., mirrored: _Optional[bool] = ..., unit_packets: _Optional[_Iterable[int]] = ..., unit_wanted: _Optional[_Iterable[int]] = ..., unit_spare: _Optional[_Iterable[int]] = ..., packet_sample: _Optional[_Iterable[int]] = ..., packet_offset: _Optional[_Iterable[int]] = ..., packet_size: _Optional[_Iterable[int]] = ..., packet_key: _Optional[_Iterable[bool]] = ..., wanted: _Optional[_Iterable[int]] = ..., buffer_size: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., deadline: _Optional[float] = ..., thumbnail_size: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ModelResults(_message.Message):
     __slots__ = ("model", "frame", "labels", "own_labels", "scores", "wide", "regions", "region_label", "region_labels", "region_values")

@@ -14,7 +14,7 @@ from server.engine_process.engine_group import EngineGroup
 from server.lifecycle import Parts, serve_until
 from server.telemetry import Telemetry
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("server.engine_process.front_main")  # not __main__, which it is
 
 #: Makes the parts of a front over an engine, not started.
 MakeFront = Callable[[Config, Telemetry, Engine], Parts]

@@ -185,7 +185,7 @@ class Supervisor:
         for place in self._fronts:
             await place.was_ready.wait()
         bound(self.address)
-        _log.info("%d fronts and %d engines on %s", len(self._fronts), len(self._engines), self.address)
+        _log.info("listening on %s, fronts: %d, engines: %d", self.address, len(self._fronts), len(self._engines))
 
     async def _end(self, keepers: list[asyncio.Task[None]]) -> bool:
         for keeper in keepers:
