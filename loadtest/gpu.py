@@ -123,7 +123,7 @@ class Run:
             async with asyncio.timeout(part.limit):
                 figures = await part.work(self._setup, functools.partial(self._in_thread, part.limit))
         except (Exception, SystemExit) as error:
-            ended = f"{type(error).__name__}: {error or f'not done within {part.limit:g} s'}"
+            ended = f"{type(error).__name__}: {str(error) or f'not done within {part.limit:g} s'}"
             self.failed.append(f"{name}: {ended}")
             traceback.print_exc()
             if isinstance(error, TimeoutError):
@@ -188,7 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.parts or [*PARTS, SUMMARY]
     if unknown := [name for name in names if name not in (*PARTS, SUMMARY)]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join((*PARTS, SUMMARY))}")
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options.out.mkdir(parents=True, exist_ok=True)
+    # A line a call, as a server in use writes them, but not where the figures are to be seen.
+    logging.basicConfig(
+        level=logging.INFO, filename=options.out / "gpu.log", format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     setup = Setup(options.models, options.clips, options.out, options.device, options.effort)
     done = asyncio.run(run(setup, names, options.commit))
     for failed in done.failed:

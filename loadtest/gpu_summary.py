@@ -119,12 +119,16 @@ def _outputs(parts: Parts) -> tuple[float, Mapping[str, Any]]:
 
 def _allocations(parts: Parts) -> tuple[float, Mapping[str, Any]]:
     told = parts["memory"]
-    counts = told["allocations on the way"]
+    counts: Mapping[str, int] | None = told["allocations on the way"]
+    if counts is None:
+        raise ValueError("not counted without CuPy")
     return sum(counts.values()) + told["created on the way"], {"calls": told["calls"], **counts, "grown": told["grown"]}
 
 
 def _used(parts: Parts) -> tuple[float, Mapping[str, Any]]:
     told = parts["memory"]["budget"]
+    if told is None:
+        raise ValueError("nothing is planned for this engine")
     return told["used in MiB"] / told["planned in MiB"], told
 
 
