@@ -14,7 +14,9 @@ import pytest
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("KEYGLANCE_", "OTEL_"))}
     command = [sys.executable, "-m", "server.main", *arguments]
-    return subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=100, check=False)
+    # Said of the device is one more line, and what is tested here is the same on each.
+    settings = {"KEYGLANCE_ENGINE__DEVICE": "cpu", **environment}
+    return subprocess.run(command, env={**clean, **settings}, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.models
@@ -23,6 +25,15 @@ def test_a_dry_run(models_folder: Path):
     result = run("--check", KEYGLANCE_MODELS__FOLDER=str(models_folder))
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("ok: ")
+    assert result.stdout.endswith(" on cpu\n")
+
+
+def test_a_gpu_that_is_asked_for_and_not_there(tmp_path: Path):
+    # No module of that name: of a machine that has a GPU it is hidden.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['cupy'] = None\n")
+    result = run("--check", KEYGLANCE_ENGINE__DEVICE="gpu", PYTHONPATH=str(tmp_path))
+    reason = 'engine.device = "gpu": CuPy is not installed, there is no Python module cupy'
+    assert (result.returncode, result.stderr) == (1, f"error: {reason}\n")
 
 
 def test_models_that_are_not_installed(tmp_path: Path):
