@@ -47,7 +47,7 @@ class Manifest:
     default_on_gpu: bool | None = None  # on a GPU, where more models are affordable; None: as `default_on`
     frame_fusion: FrameFusion = FrameFusion.MAX
     top_k: int = 1
-    largest_batch: int = 16
+    largest_batch: int = 16  # on a CPU; on a GPU the configuration has the batch sizes
     half_precision: bool = False  # may run in float16 on a GPU, if it passes `models.precision`'s check there
     options: Mapping[str, float] = field(default_factory=dict)  # the head's own settings
 
