@@ -40,12 +40,11 @@ class EngineHost:
         self._fronts: set[_Front] = set()
         self._opened = False
         self._look: asyncio.Task[None] | None = None
-        self.in_flight = 0
 
     @property
-    def engine(self) -> Engine:
-        """The engine."""
-        return self._engine
+    def in_flight(self) -> int:
+        """Jobs of all fronts."""
+        return sum(len(front.jobs) for front in self._fronts)
 
     def attach(self, sock: socket.socket, name: str) -> None:
         """Takes over a socket to a front."""
@@ -99,7 +98,6 @@ class EngineHost:
 
     async def answer(self, job: EngineJob) -> tuple[EngineKind, bytes]:
         """The engine's answer to a job, or why there is none, as a frame's kind and body."""
-        self.in_flight += 1
         try:
             if job.deadline <= time.monotonic():
                 raise DeadlineExceeded("the deadline passed before the engine had begun")
@@ -115,8 +113,6 @@ class EngineHost:
         except Exception as error:
             _log.exception("unexpected error in the engine")
             return EngineKind.FAILURE, codec.encode_error(InternalError(f"{type(error).__name__}: {error}"))
-        finally:
-            self.in_flight -= 1
 
 
 class _Front:

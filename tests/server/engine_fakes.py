@@ -36,7 +36,7 @@ def job(pictures: int = 3, **fields: object) -> EngineJob:
         "config": CONFIG,
         "orientation": Orientation(),
         "units": units,
-        "packets": SharedBytes.of([n.to_bytes(8, "big") for n in range(pictures)]),
+        "packets": fields.get("packets") or SharedBytes.of([n.to_bytes(8, "big") for n in range(pictures)]),
         "models": (),
         "deadline": time.monotonic() + 30,
     }
