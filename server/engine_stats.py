@@ -75,9 +75,13 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """An engine at one moment. Where the engine is another process, that process tells it, and the proxy gives an empty one."""
+    """An engine at one moment. Where the engine is another process, that process tells it, and the proxy gives an empty one.
+
+    `pci_bus_id` is its GPU's (`0000:4B:00.0`), empty for none.
+    """
 
     queues: tuple[QueueStats, ...] = ()
     batches: tuple[BatchStats, ...] = ()
     pools: tuple[PoolStats, ...] = ()
     healthy: bool = True
+    pci_bus_id: str = ""

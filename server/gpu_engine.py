@@ -212,6 +212,7 @@ class GpuEngine:
         software: DecoderPool,
         ensemble: DeviceEnsemble,
         device_name: str,
+        pci_bus_id: str = "",
         thumbnail_threads: int = 2,
         started: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,
@@ -221,6 +222,7 @@ class GpuEngine:
         self._pool = pool
         self._software = software
         self._device_name = device_name
+        self._pci_bus_id = pci_bus_id
         self._started = started
         self._ended = ended
         self._preprocessor = Preprocessor()
@@ -261,6 +263,7 @@ class GpuEngine:
             batches=tuple(BatchStats.of(each) for each in batchers),
             pools=tuple(PoolStats.of(pool.snapshot()) for pool in (self._pool, self._software)),
             healthy=self.healthy,
+            pci_bus_id=self._pci_bus_id,
         )
 
     async def run(self, job: EngineJob) -> EngineResult:

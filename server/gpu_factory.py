@@ -93,6 +93,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
             tracer=tracer,
         ),
         device_name=device_name,
+        pci_bus_id=_pci_bus_id(gpu),
         started=budget.report,
         ended=watch.close,
     )
@@ -112,6 +113,14 @@ def _models(config: Config) -> list[_Planned]:
         models.append(_Planned(model.manifest.on_gpu(), model.path, folder, memory))
     warn_of_missing(repository, [model.manifest for model in models], config, gpu=True)
     return models
+
+
+def _pci_bus_id(gpu: Gpu) -> str:
+    """Where it is on the host (`0000:4B:00.0`), whatever CUDA_VISIBLE_DEVICES numbers it; empty where CUDA does not say."""
+    try:
+        return str(gpu.cupy.cuda.runtime.deviceGetPCIBusId(gpu.device))
+    except Exception:  # drivers and bindings raise whatever they like; only metrics want it
+        return ""
 
 
 def warm_decoders(warm: Sequence[WarmDecoders], decodable: Collection[tuple[str, int, str]]) -> dict[DecoderKey, int]:

@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +25,7 @@ from server.config import Config, ServerSection
 from server.engine import Engine
 from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
-from server.metrics import Reading
-from server.readings import calls_readings, engine_readings
+from server.readings import EngineSource, calls_readings
 from server.receive_budget import ReceiveBudget
 from server.start_error import StartError as StartError
 from server.stopping import stop_on_signals
@@ -129,7 +128,8 @@ class Server:
         self._grpc: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.address = config.server.listen
-        telemetry.metrics.observe(self._readings)
+        telemetry.metrics.observe(lambda: calls_readings(self._admission, self._budget))
+        telemetry.metrics.observe(EngineSource(parts.engine))
 
     async def start(self, bound: Callable[[str], None] = lambda _: None) -> None:
         """Binds (`bound` gets the address), answers health checks from then on, warms up, serves.
@@ -182,10 +182,6 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<Server {self.address} {self._admission!r}>"
-
-    def _readings(self) -> Iterator[Reading]:
-        yield from calls_readings(self._admission, self._budget)
-        yield from engine_readings(self._parts.engine.stats())
 
     def _make_grpc(self) -> grpc.aio.Server:
         config = self._config

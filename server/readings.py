@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from server.admission import Admission
+from server.engine import Engine
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.gpu_readings import GpuReadings
 from server.metrics import (
     BATCH_FRAMES,
     BATCH_LIMIT,
@@ -51,9 +53,29 @@ def calls_readings(admission: Admission, budget: ReceiveBudget) -> Iterator[Read
     yield from queue_readings(QueueStats("receive", budget.waiting, budget.queue_limit))
 
 
+class EngineSource:
+    """An engine's readings and those of its GPU, for `Metrics.observe`; `gpu` opens one by its PCI bus address."""
+
+    def __init__(self, engine: Engine, gpu: Callable[[str], GpuReadings | None] = GpuReadings.open) -> None:
+        self._engine = engine
+        self._open = gpu
+        self._gpu: GpuReadings | None = None
+        self._opened = False
+
+    def __call__(self) -> Iterator[Reading]:
+        """What the engine and its GPU tell now."""
+        stats = self._engine.stats()
+        yield from engine_readings(stats)
+        if stats.pci_bus_id and not self._opened:
+            self._gpu, self._opened = self._open(stats.pci_bus_id), True
+        if self._gpu is not None:
+            yield from self._gpu()
+
+
 def engine_readings(stats: EngineStats) -> Iterator[Reading]:
     """What an engine tells of itself."""
-    yield Reading(ENGINE_HEALTHY, int(stats.healthy))
+    if stats.pools:  # else it is a proxy's, and the engine's own process tells
+        yield Reading(ENGINE_HEALTHY, int(stats.healthy))
     for queue in stats.queues:
         yield from queue_readings(queue)
     for pool in stats.pools:

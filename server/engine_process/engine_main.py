@@ -11,7 +11,7 @@ from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_host import EngineHost
 from server.lifecycle import end_telemetry
-from server.readings import engine_readings
+from server.readings import EngineSource
 from server.telemetry import Telemetry
 
 _log = logging.getLogger("server.engine_process.engine_main")  # not __main__, which it is
@@ -29,7 +29,7 @@ async def run_engine(child: Child, settings: Settings, make_engine: MakeEngine) 
     # No trees of traces on the console here: a batch's root is printed where its callers' traces end, which is in the fronts.
     telemetry = Telemetry.create(version=server_version(), process=child.name, prometheus=config.telemetry.prometheus)
     engine = make_engine(config, telemetry)
-    telemetry.metrics.observe(lambda: engine_readings(engine.stats()))
+    telemetry.metrics.observe(EngineSource(engine))
     host = EngineHost(engine, most_jobs=max(_LEAST_JOBS, config.server.concurrent_calls * config.server.fronts))
     child.listen(lambda number, sock: host.attach(sock, f"front-{number}"))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from server.metrics import INSTRUMENTS, Kind, Metrics, Reading
 from server.metrics_document import document
 from server.pipeline import Pipeline
 from server.readings import (
+    EngineSource,
     WorkerStats,
     calls_readings,
     engine_readings,
@@ -101,12 +103,10 @@ def record_everything(metrics: Metrics) -> None:
     metrics.step("index", 0.1, error="NOT_A_VIDEO")
     metrics.source("ranges", received=10, size=100)
     metrics.answer(verdict="pass", seen=7, skipped=2, largest_gap=3.5, degradations=[DegradationReason.TRUNCATED])
-    metrics.observe(lambda: engine_readings(STATS))
+    engine = SimpleNamespace(stats=lambda: replace(STATS, pci_bus_id="0000:4B:00.0"))
+    metrics.observe(EngineSource(engine, lambda address: GpuReadings.open(address, FakeNvml())))
     metrics.observe(lambda: calls_readings(Admission(9), ReceiveBudget(1000, queue_limit=7)))
     metrics.observe(lambda: worker_readings([WorkerStats("index", 1, 2, 3)]))
-    gpu = GpuReadings.open("0000:4B:00.0", FakeNvml())
-    assert gpu is not None
-    metrics.observe(gpu)
 
 
 def test_every_instrument_is_used_with_its_own_labels(observed, monkeypatch):
@@ -118,6 +118,10 @@ def test_every_instrument_is_used_with_its_own_labels(observed, monkeypatch):
     for name in BY_NAME:
         told = {label for found, labels, _ in points if found == name for label in labels}
         assert told == set(BY_NAME[name].labels), name
+
+
+def test_a_proxy_of_an_engine_tells_nothing():
+    assert not list(engine_readings(EngineStats()))
 
 
 def test_what_an_engine_tells(observed):
