@@ -103,6 +103,9 @@ class NvdecFactory:
         self._software = software
         self._limits = limits or NvdecLimits()
         self._numbers = itertools.count(1)
+        #: Called on the event loop with the reason when a decoder breaks, also where software takes over and no call fails:
+        #: the time to `check` whether it is the GPU that is lost.
+        self.on_broken: Callable[[str], None] = lambda _: None
         self.arena = arena
         self.uploader = Uploader(gpu.cupy, gpu.device, arena)
         self.capabilities: Mapping[tuple[str, int, str], Bounds] = capabilities(gpu, damage_untold)
@@ -130,6 +133,7 @@ class NvdecFactory:
             plan=self._plans,
             limits=self._limits,
             name=f"nvdec-{next(self._numbers)}",
+            on_broken=lambda why: self.on_broken(why),
         )
 
     def codecs(self) -> Sequence[str]:
@@ -182,6 +186,7 @@ class NvdecDecoder:
         plan: Callable[[StreamConfig, Bounds], StreamPlan],
         limits: NvdecLimits,
         name: str,
+        on_broken: Callable[[str], None],
     ) -> None:
         self._key = key
         self._session = session
@@ -192,6 +197,7 @@ class NvdecDecoder:
         self._plan = plan
         self._limits = limits
         self._name = name
+        self._on_broken = on_broken
         self._thread = StepThread(name)
         self._configured: StreamConfig | None = None
         self._stream: HardwareStream | None = None
@@ -497,7 +503,9 @@ class NvdecDecoder:
             raise self._break(f"{self._name}: {type(error).__name__}: {error}") from error
 
     def _break(self, why: str) -> DecoderBroken:
-        self._broken = self._broken or why
+        if not self._broken:
+            self._broken = why
+            self._on_broken(why)
         return DecoderBroken(self._broken)
 
 

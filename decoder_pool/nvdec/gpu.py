@@ -235,9 +235,10 @@ class HardwareSession:
     def _decode(self, data: bytes | Ready, flag: int) -> list[Any]:
         packet = self._packet
         if isinstance(data, Ready):
-            packet.bsl_data, packet.bsl = data.address, data.size
+            packet.bsl_data = data.address
         else:  # `data` itself keeps its bytes alive over the call
-            packet.bsl_data, packet.bsl = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data)
+            packet.bsl_data = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+        packet.bsl = len(data)
         packet.decode_flag = flag
         frames: list[Any] = self._decoder.Decode(packet)
         return frames

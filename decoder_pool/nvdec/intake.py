@@ -20,6 +20,9 @@ class Ready:
     address: int
     size: int
 
+    def __len__(self) -> int:
+        return self.size
+
 
 class Intake:
     """Holds one packet at a time, of `capacity` bytes at most. Belongs to the decoder's thread."""

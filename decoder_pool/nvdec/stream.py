@@ -134,6 +134,7 @@ class HardwareStream:
         self._head = self._plain_head()
         self._starts: dict[bytes, bool] = {}  # whether a slice that begins so starts a picture
         self._checked: set[bytes] = set(plan.sequence.parameter_sets if plan is not None else ())
+        self._laid: tuple[object, Layout] | None = None  # the last layout, and what of the headers it follows from
         self._skipping_leading = False
         self._last: Feed | None = None  # of the unit
         self._first: SampleFacts | Feed | None = None  # of the packet that `begin` has looked at
@@ -285,12 +286,17 @@ class HardwareStream:
 
     def _layout(self, told: Described) -> Layout:
         """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""
-        surface = Surface(told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
         coded, wanted = (told.coded_width, told.coded_height), (self._config.width, self._config.height)
+        shape = (told.config.width, told.config.height, told.config.bit_depth, told.config.chroma_format)
+        if self._laid is not None and self._laid[0] == (coded, shape):
+            return self._laid[1]
+        surface = Surface(*shape)
         uncropped = self._config.codec == "h264" and (surface.width, surface.height) == coded and min(wanted) > 0
         crops = uncropped and (aligned(wanted[0], 16), aligned(wanted[1], 16)) == coded
         crop = wanted if crops else (surface.width, surface.height)
-        return Layout(surface, crop, self._config.colour, self._config.sample_aspect)
+        layout = Layout(surface, crop, self._config.colour, self._config.sample_aspect)
+        self._laid = (coded, shape), layout
+        return layout
 
     def _check(self, told: Described) -> None:
         config = told.config

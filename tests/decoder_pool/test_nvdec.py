@@ -23,6 +23,7 @@ from decoder_pool.nvdec.intake import Intake, Ready
 from decoder_pool.nvdec.software import PooledSoftware
 from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.nvdec.stream import Bounds, Feed, HardwareStream, StreamPlan, Unfit
+from decoder_pool.nvdec.surface import Layout, Surface
 from decoder_pool.pool import DecoderPool
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.video import StreamConfig
@@ -245,6 +246,7 @@ def test_hostile_headers_are_unfit_and_nothing_else(
     plan = StreamPlan.of(config, bounds)
     try:
         stream = HardwareStream(config, bounds, None if plan.unfit else plan)
+        slow = HardwareStream(config, bounds)
         for number, payload in enumerate(small_clip.payloads):
             data = bytearray(payload)
             for at, size, new in edits:
@@ -253,6 +255,9 @@ def test_hostile_headers_are_unfit_and_nothing_else(
                 stream.begin(unit, intake := held(bytes(data)))
             feed = stream.feed(bytes(data) if number else intake, key=small_clip.keys[number])
             assert feed is None or bounds.refusal(*feed.sequence.coded) is None
+            if feed is not None and isinstance(feed.data, Ready):  # seen at a glance: no other than what reading finds
+                slow.begin(unit, bytes(data))
+                assert content(slow.feed(bytes(data), key=True)) == content(feed)
     except Unfit:
         return
 
@@ -332,6 +337,8 @@ async def test_what_the_library_raises_breaks_the_decoder_and_the_pool_replaces_
     pool = DecoderPool(factory=factory, limit=2, size_classes=CLASSES, warm={key: 1})
     await pool.start()
     data, packets = clip.packed()
+    told: list[str] = []
+    factory.on_broken = told.append
     with data:
         (lease,) = await pool.lease(clip.config, deadline=time.monotonic() + 5)
         assert lease.outcome is Outcome.RECONFIGURED
@@ -340,6 +347,9 @@ async def test_what_the_library_raises_breaks_the_decoder_and_the_pool_replaces_
             await all_of(lease.decoder, clip.alone(packets, 0), data)  # type: ignore[arg-type]
         with pytest.raises(DecoderBroken):
             await lease.decoder.configure(replace(clip.config, width=1))
+        assert len(told) == 1
+        assert "returned error 1" in told[0]
+        assert factory.check() is None  # the decoder is broken, not the GPU
         lease.release(broken=True)
         (lease,) = await pool.lease(clip.config, deadline=time.monotonic() + 5)
         ((_, planes),) = (await all_of(lease.decoder, clip.alone(packets, 0), data)).values()  # type: ignore[arg-type]
@@ -489,6 +499,40 @@ async def test_an_event_of_the_last_holder_is_waited_for_on_the_stream(factory: 
     for slot in slots:
         slot.take_events()
     await decoder.close()
+
+
+def test_a_slot_gives_the_same_views_again_and_keeps_a_few() -> None:
+    arena = FrameArena({320 * 180 * 3: 1}, fake_gpu().cupy.empty)
+    slot = arena.try_lease(1)
+    assert slot is not None
+    config = StreamConfig("h264", 320, 180)
+    surface = Surface(320, 180, 8, "420")
+    first = Layout(surface, (318, 180), config.colour, config.sample_aspect).picture(slot)
+    assert Layout(surface, (318, 180), config.colour, config.sample_aspect).picture(slot) is first
+    assert first.planes[0].shape == (180, 318)
+    others = [Layout(surface, (width, 180), config.colour, config.sample_aspect).picture(slot) for width in range(2, 62, 2)]
+    assert [picture.width for picture in others] == list(range(2, 62, 2))
+    assert len(slot.pictures) <= 8
+    wide = Layout(surface, (318, 180), replace(config.colour, matrix=9), config.sample_aspect).picture(slot)
+    assert wide.colour.matrix == 9
+    assert wide.lease is slot
+
+
+def test_a_packet_is_found_in_the_intake_as_it_was() -> None:
+    intake = Intake(capacity=5000)
+    content = bytes(range(1, 256)) * 18
+    with SharedBytes.of([b"before", content]) as data:
+        assert intake.load(data, 6, len(content)) == len(content)
+        assert intake.payload() == content
+        assert intake.load(data, 6, 5000) == len(content)  # there are no more
+        assert intake.end - intake.begin == len(content)
+    ready = intake.ready(b"head")
+    assert ctypes.string_at(ready.address, ready.size) == b"head" + content
+    last = content[-3:]
+    for begin in (intake.begin, intake.end - 300):  # a long way and a short one
+        assert intake.has(last, begin, intake.end)
+        assert not intake.has(last, intake.end - 200, intake.end - 1)
+        assert not intake.has(b"\0", begin, intake.end)
 
 
 def test_refusals_name_what_is_wrong(factory: NvdecFactory) -> None:
