@@ -20,6 +20,7 @@ from keyglance.request import Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
+from keyglance.wire import label_method
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -64,7 +65,9 @@ class AsyncClient:
 
     @cached_property
     def _labeler(self) -> keyglance_pb2_grpc.ShortVideoLabelerAsyncStub:
-        return keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
+        labeler = keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
+        labeler.Label = label_method(self._channel)
+        return labeler
 
     @cached_property
     def _health_check(self) -> _HealthCheck:

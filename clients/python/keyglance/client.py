@@ -18,6 +18,7 @@ from keyglance.request import Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
+from keyglance.wire import label_method
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -64,6 +65,7 @@ class Client:
             grpc.insecure_channel(target, options) if credentials is None else grpc.secure_channel(target, credentials, options)
         )
         self._labeler = keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
+        self._labeler.Label = label_method(self._channel)
         self._health_check: _HealthCheck = health_pb2_grpc.HealthStub(self._channel).Check  # type: ignore[attr-defined]
 
     def label(
