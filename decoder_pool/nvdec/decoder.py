@@ -318,7 +318,8 @@ class NvdecDecoder:
                 while (unit := take()) is not None:
                     await rest(Leftovers(unit, dict.fromkeys(unit.wanted, why)))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            first = next((error for error in errors.exceptions if isinstance(error, DecoderBroken)), errors.exceptions[0])
+            raise first from first.__cause__
 
     async def settle(self) -> None:
         """As `Decoder.settle`."""

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from decoder_pool.nvdec.arena import FrameArena
 from decoder_pool.nvdec.decoder import NvdecFactory, arena_slots
 from decoder_pool.nvdec.gpu import Gpu, GpuUnusable
 from decoder_pool.nvdec.stdout import StdoutWatch
-from decoder_pool.pool import DecoderPool
+from decoder_pool.pool import DecoderPool, Lease
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.video import StreamConfig
 from tests.decoder_pool.encoded import Clip, encode
@@ -145,6 +146,53 @@ def test_predicted_pictures_with_b_frames_equal_ffmpeg(rig: Rig) -> None:
                 with data:
                     found = await decoded(pool, clip.config, DecodeUnit(tuple(packets), wanted), data)
                 assert [one.sample for one, planes in found if not same(planes, expected(clip, one.sample))] == []
+
+    asyncio.run(run())
+
+
+class Driven:
+    """Units of a clip, for several decoders; what they give is compared where it is delivered."""
+
+    def __init__(self, clip: Clip, packets: list[Packet], gop: int) -> None:
+        self.clip = clip
+        self.left = deque(DecodeUnit(tuple(packets[n : n + gop]), tuple(range(n, n + gop))) for n in range(0, len(packets), gop))
+        self.good: list[int] = []
+        self.told: list[str] = []
+
+    def take(self) -> DecodeUnit | None:
+        try:
+            return self.left.popleft()
+        except IndexError:
+            return None
+
+    def deliver(self, one: Decoded) -> None:
+        if one.picture is None:
+            self.told.append(one.detail)
+            return
+        if same([plane.get() for plane in one.picture.planes], expected(self.clip, one.sample)):
+            self.good.append(one.sample)
+        assert one.picture.lease is not None
+        one.picture.lease.release()
+
+
+def test_units_driven_by_several_decoders_equal_ffmpeg(rig: Rig) -> None:
+    clips = [h264((1280, 720), count=24, gop=3), h264((720, 1280), count=24, gop=3)]
+
+    async def drive(lease: Lease, work: Driven, data: SharedBytes) -> None:
+        async with lease:
+            await lease.decoder.drive(work.take, data, work.deliver)
+
+    async def run() -> None:
+        async with rig.pool(3) as pool:
+            for clip in clips * 2:
+                data, packets = clip.packed()
+                work = Driven(clip, packets, 3)
+                with data:
+                    leases = await pool.lease(clip.config, deadline=time.monotonic() + 30, most=3)
+                    await asyncio.gather(*(drive(lease, work, data) for lease in leases))
+                assert work.told == []
+                assert sorted(work.good) == list(range(24))
+        assert rig.arena.snapshot().free == rig.arena.snapshot().slots
 
     asyncio.run(run())
 
