@@ -30,7 +30,7 @@ ENV PIP_NO_CACHE_DIR=1 \
 VOLUME /models
 EXPOSE 50051
 STOPSIGNAL SIGTERM
-# The first start fetches the models; every start on a GPU opens sessions and captures graphs for about a minute.
+# The first start fetches the models; every start on a GPU prepares each model for each batch size, which takes its time.
 HEALTHCHECK --start-period=300s --interval=15s --timeout=10s CMD ["keyglance", "health", "--server", "127.0.0.1:50051"]
 # The shell gives way to the server, so that SIGTERM reaches it.
 ENTRYPOINT ["sh", "-c", "python -m models.install && exec keyglance-server \"$@\"", "keyglance-server"]

@@ -22,6 +22,7 @@ endif
 BIN := $(VENV)/bin
 MODELS := .cache/models
 CLIPS := .cache/clips
+GPU_CLIPS := .cache/gpu-clips
 GHZ := .tools/bin/ghz
 GHZ_VERSION := v0.120.0
 BASELINE := .tools/baseline
@@ -35,7 +36,7 @@ demo serve ghz bench baselines $(MODELS)/.installed: export KEYGLANCE_MODELS__FO
 
 .PHONY: help
 help:  ## Say what there is
-	@awk -F':.*  ## ' '/^[a-z]+:.*  ## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*  ## ' '/^[a-z]+:.*  ## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.server $(MODELS)/.installed $(CLIPS)/.fetched  ## Label a real clip with a real server, show the trace, stop
@@ -77,9 +78,9 @@ ghz: $(VENV)/.server $(MODELS)/.installed $(CLIPS)/.fetched $(GHZ)  ## A short l
 	$(BIN)/python -m loadtest.ghz --ghz $(GHZ) $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched  ## Run the benchmarks; the figures go to loadtest/results
+bench: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched $(if $(filter gpu,$(DEVICE)),$(GPU_CLIPS)/.made)  ## Run the benchmarks; the figures go to loadtest/results
 ifeq ($(DEVICE),gpu)
-	$(BIN)/python -m loadtest.gpu $(ARGS)
+	$(BIN)/python -m loadtest.gpu --models $(MODELS) --clips $(GPU_CLIPS) $(ARGS)
 else
 	$(BIN)/python -m loadtest.cpu $(ARGS)
 	$(BIN)/python -m loadtest.soak
@@ -138,6 +139,12 @@ $(MODELS)/.installed: $(wildcard models/zoo/*/model.toml) | $(VENV)/.server
 
 $(CLIPS)/.fetched: scripts/fetch_clips.py | $(VENV)/.server
 	@$(BIN)/python scripts/fetch_clips.py $(CLIPS) >/dev/null
+	@touch $@
+
+$(GPU_CLIPS)/.made: loadtest/gpu_clips.py | $(VENV)/.dev $(MODELS)/.installed
+	@echo "Encoding the clips of the GPU benchmark into $(GPU_CLIPS) (once, minutes)"
+	@mkdir -p $(GPU_CLIPS)
+	@$(BIN)/python -m loadtest.gpu_clips $(GPU_CLIPS)
 	@touch $@
 
 $(BASELINE)/.installed: requirements/baseline.lock $(PACKAGES) | $(BIN)/python

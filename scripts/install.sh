@@ -51,7 +51,10 @@ for step; do
     dependencies) pip install --quiet --require-hashes -r "$source/requirements/$lock.lock" ;;
     packages) pip install --quiet --no-deps --no-build-isolation "$source/clients/python" "$source" ;;
     editable) pip install --quiet --no-deps --no-build-isolation -e "$source/clients/python" -e "$source" ;;
-    check) "$python" -P "$source/scripts/check_install.py" $checked ;;
+    check)
+      said=$(pip check) || fail "$said"
+      "$python" -P "$source/scripts/check_install.py" $checked
+      ;;
     *) fail "no step $step: there are dependencies, packages, editable and check" ;;
   esac
 done
