@@ -71,8 +71,8 @@ class ScriptedEngine:
     manifests: tuple[Manifest, ...] = MANIFESTS
     healthy: bool = True
     decoders: int = 1
-    jobs: list[EngineJob] = field(default_factory=list)
-    contexts: list[trace.SpanContext] = field(default_factory=list)
+    jobs: list[EngineJob] = field(default_factory=list, repr=False)
+    contexts: list[trace.SpanContext] = field(default_factory=list, repr=False)
     running: int = 0
     cancelled: int = 0
     closed: bool = False

@@ -1,0 +1,41 @@
+"""An engine process whose jobs take as many milliseconds as their thumbnails would have pixels; 1001 breaks the engine for good.
+
+`KEYGLANCE_TEST_ENGINE` has it fail at its start: `refuse` with an error of ours, `crash` with a signal, `slow` never gets ready.
+"""
+
+import asyncio
+import os
+import signal
+
+from server.engine import EngineJob
+from server.engine_process.child import Child, Settings, run_child
+from server.engine_process.engine_main import run_engine
+from server.start_error import StartError
+from tests.server.engine_fakes import ScriptedEngine
+
+
+class Engine(ScriptedEngine):
+    async def start(self) -> None:
+        match os.environ.get("KEYGLANCE_TEST_ENGINE"):
+            case "refuse":
+                raise StartError("no models for this engine")
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "slow":
+                await asyncio.sleep(60)
+
+
+async def main(child: Child, settings: Settings) -> None:
+    engine = Engine()
+
+    async def work(job: EngineJob) -> None:
+        if job.thumbnail_size == 1001:
+            engine.healthy = False
+        await asyncio.sleep(job.thumbnail_size / 1e3)
+
+    engine.work = work
+    await run_engine(child, settings, lambda config, telemetry: engine)
+
+
+if __name__ == "__main__":
+    run_child(main)
