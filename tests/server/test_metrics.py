@@ -43,6 +43,7 @@ from server.readings import (
 )
 from server.receive_budget import ReceiveBudget
 from server.servicer import Labeler
+from tests.server.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).parent.parent.parent
 BY_NAME = {each.name: each for each in INSTRUMENTS}
@@ -249,81 +250,6 @@ async def test_nothing_that_a_caller_sends_becomes_a_label(serve, observed):
             assert label in BY_NAME[name].labels, (name, label)
     assert {labels["reason"] for name, labels, _ in points if name == "keyglance.calls.failed"} <= {*ERRORS, "OTHER"}
     assert {labels["source"] for name, labels, _ in points if name == "keyglance.source.received"} <= {"data", "ranges", "uri"}
-
-
-class FakeNvml:
-    """As much of pynvml as is used: one GPU, busy for 40 %; `lacks` names functions that the device does not support."""
-
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_VIDEO = 0, 1, 2, 3
-    NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRICS_GET_VERSION, NVML_SUCCESS = 2, 3, 1, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, lacks: tuple[str, ...] = ()) -> None:
-        self.lacks = lacks
-        self.samples = self.initialised = 0
-
-    def __getattribute__(self, name: str):
-        if name.startswith("nvml") and name in object.__getattribute__(self, "lacks"):
-            raise FakeNvml.NVMLError(f"{name}: not supported")
-        return object.__getattribute__(self, name)
-
-    def nvmlInit(self):
-        self.initialised += 1
-
-    def nvmlShutdown(self):
-        self.initialised -= 1
-
-    def nvmlDeviceGetHandleByPciBusId(self, bus):
-        assert bus == b"0000:4B:00.0"
-        return "gpu"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return "GPU-1"
-
-    def nvmlDeviceGetName(self, handle):
-        return b"H200"
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=40, memory=10)
-
-    def nvmlDeviceGetDecoderUtilization(self, handle):
-        return [75, 1000]
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(used=3, total=4)
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        return 55
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 350_000
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return 1000 * kind
-
-    def nvmlGpmQueryDeviceSupport(self, handle):
-        return SimpleNamespace(isSupportedDevice=1)
-
-    def nvmlGpmSampleAlloc(self):
-        self.samples += 1
-        return object()
-
-    def nvmlGpmSampleFree(self, sample):
-        self.samples -= 1
-
-    def nvmlGpmSampleGet(self, handle, sample):
-        return sample
-
-    def c_nvmlGpmMetricsGet_t(self):
-        return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(5)])
-
-    def nvmlGpmMetricsGet(self, request):
-        assert request.sample1 is not request.sample2
-        assert (request.version, request.numMetrics) == (1, 2)
-        for metric in request.metrics[: request.numMetrics]:
-            metric.value = {2: 62.5, 3: 31.0}[metric.metricId]
 
 
 def test_what_a_gpu_tells():
