@@ -49,6 +49,9 @@ class Upload(Protocol):
 class GpuLane(DecoderFactory, Protocol):
     """What the engine asks of the factory of hardware decoders."""
 
+    #: Called with the reason when a decoder breaks, also where software takes over and no call fails.
+    on_broken: Callable[[str], None]
+
     @property
     def uploader(self) -> Upload:
         """For what software decoded."""
@@ -229,6 +232,7 @@ class GpuEngine:
         self._thumbnails = ThreadPoolExecutor(thumbnail_threads, thread_name_prefix="thumbnails")
         self._watch = _GpuWatch(factory.check)
         ensemble.on_failure = self._watch.look_now
+        factory.on_broken = lambda _: self._watch.look_now()
         self.jobs_in_flight = 0
 
     async def start(self) -> None:

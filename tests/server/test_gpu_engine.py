@@ -80,6 +80,7 @@ class FakeGpu(FakeFactory):
     too_large: bool = False
     closed: bool = False
     in_software: frozenset[int] = frozenset()
+    on_broken: Callable[[str], None] = print
 
     def make(self, key: DecoderKey) -> FakeDriven:
         decoder = FakeDriven(key, self)

@@ -82,7 +82,7 @@ class SequenceFacts:
 
     `width`, `height`: pixels after cropping. `coded_width`, `coded_height`: in whole coding blocks (macroblocks; minimum
     coding blocks in HEVC; 8x8 blocks in VP9 and AV1), before cropping. `sample_aspect`: None where it is not told.
-    `interlaced`: None where pictures may be frames or fields.
+    `interlaced`: None where pictures may be frames or fields. `origin`: pixels cropped at the left and at the top.
     """
 
     width: int
@@ -95,6 +95,7 @@ class SequenceFacts:
     colour: Colour = field(default_factory=Colour)
     sample_aspect: Fraction | None = None
     interlaced: bool | None = None
+    origin: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         if not (0 < self.width <= 65536 and 0 < self.height <= 65536):

@@ -116,6 +116,7 @@ class Sps:
                 described.colour,
                 described.sample_aspect,
                 False if frames_only else True if adaptive else None,
+                (left << across, top << down << (not frames_only)),
             ),
         )
 

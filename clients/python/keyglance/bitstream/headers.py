@@ -91,6 +91,7 @@ class Described:
     before cropping, in whole coding blocks (see `SequenceFacts`), what a hardware decoder allocates; 0 where not known.
     `interlaced`: None where not known, or where pictures may be frames or fields. `in_band`: the headers came with a
     sample. `disagreements`: one sentence each, both values in it. `problem`: why no header could be read, "" if one was.
+    `origin`: as in `SequenceFacts`.
     """
 
     config: StreamConfig
@@ -100,6 +101,7 @@ class Described:
     in_band: bool = False
     disagreements: tuple[str, ...] = ()
     problem: str = ""
+    origin: tuple[int, int] = (0, 0)
 
 
 class StreamHeaders:
@@ -192,7 +194,15 @@ class StreamHeaders:
             colour=_merged(facts.colour, _merged(record.colour, config.colour)),
         )
         in_band = self._headers is not None and self._headers.in_band
-        return Described(described, facts.coded_width, facts.coded_height, facts.interlaced, in_band, tuple(disagreements))
+        return Described(
+            described,
+            facts.coded_width,
+            facts.coded_height,
+            facts.interlaced,
+            in_band,
+            tuple(disagreements),
+            origin=facts.origin,
+        )
 
     def _facts(self) -> SequenceFacts | None:
         if self._headers is None:

@@ -108,6 +108,7 @@ class Sps:
                 described.colour,
                 described.sample_aspect,
                 True if fields or (interlaced and not progressive) else False if progressive and not interlaced else None,
+                (left << across, top << down),
             ),
         )
 
