@@ -25,6 +25,8 @@ CLIPS := .cache/clips
 GPU_CLIPS := .cache/gpu-clips
 GHZ := .tools/bin/ghz
 GHZ_VERSION := v0.120.0
+COLLECTOR := .tools/otelcol/otelcol
+COLLECTOR_VERSION := v0.165.0
 BASELINE := .tools/baseline
 UV := .tools/uv/bin/uv
 UV_VERSION := 0.13.8
@@ -106,6 +108,9 @@ lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions
 	$(call compile,gpu-dev,gpu-torch) -c requirements/gpu-torch.lock -c requirements/dev.lock --group pyproject.toml:dev
 	npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
+.PHONY: collector
+collector: $(COLLECTOR)  ## Build the OpenTelemetry Collector of deploy/observability (needs Go; minutes)
+
 .PHONY: clean
 clean:  ## Remove everything that make made, downloads included
 	rm -rf .venv .venv-gpu .tools .cache node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
@@ -160,6 +165,10 @@ node_modules/.installed: package.json package-lock.json
 
 $(GHZ):
 	GOBIN=$(CURDIR)/.tools/bin go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)
+
+$(COLLECTOR): deploy/observability/collector-build.yaml
+	GOBIN=$(CURDIR)/.tools/bin go install go.opentelemetry.io/collector/cmd/builder@$(COLLECTOR_VERSION)
+	cd deploy/observability && $(CURDIR)/.tools/bin/builder --config collector-build.yaml
 
 $(UV): | $(BIN)/python
 	$(BIN)/python -m venv .tools/uv
