@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,13 @@ async def eventually(check: Callable[[], object], seconds: float = 30.0) -> None
         await asyncio.sleep(0.05)
 
 
+def serving(world: World) -> Callable[[], Awaitable[bool]]:
+    async def asked() -> bool:
+        return await world.health() == {SERVING}
+
+    return asked
+
+
 def config(**server: object) -> Config:
     given = {"listen": "127.0.0.1:0", "fronts": 2, "grace": 20, "heartbeat": 1.0, **server}
     return Config.load(overrides={"server": given, "telemetry": {"log_format": "text", "log_level": "warning"}})
@@ -223,7 +230,7 @@ async def test_an_engine_that_dies_or_hangs(number):
             return ends == ["3", "3"]
 
         await eventually(served)
-        assert await it.health() == {SERVING}
+        await eventually(serving(it))
         assert {it.pid("front-0"), it.pid("front-1")} == fronts, "the fronts lived through it"
         assert not psutil.pid_exists(engine)
         assert all(memory == 0 for memory, _ in held(it).values())
@@ -244,11 +251,7 @@ async def test_health_tells_of_an_engine_that_is_not_there(monkeypatch: pytest.M
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await label(channel)
         assert reason(refused.value) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
-
-        async def serving() -> bool:
-            return await it.health() == {SERVING}
-
-        await eventually(serving)
+        await eventually(serving(it))
 
 
 async def test_an_engine_that_says_it_is_lost_is_replaced():
