@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyglance-cpu-")))
             server = stack.enter_context(ServerProcess(scratch))
             client = stack.enter_context(Client(server.address, retries=0, timeout=120))
-            for path in options.clips or _default_clips(scratch, console):
+            for path in options.clips or default_clips(scratch, console):
                 ways = Ways(client, path.read_bytes(), path, options.frames)
                 results[path.name] = compare(ways, options.rounds, options.at_once)
                 show(path.name, results[path.name], console)
@@ -249,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _default_clips(scratch: Path, console: Console) -> list[Path]:
+def default_clips(scratch: Path, console: Console) -> list[Path]:
+    """The clip that is made, and a real one where it was fetched."""
     made = scratch / "made-1280x720.mp4"
     with console.status("making a clip"):
         made.write_bytes(make_clip())
