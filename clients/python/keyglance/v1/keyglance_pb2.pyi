@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_NORMAL: _ClassVar[Priority]
+    PRIORITY_BULK: _ClassVar[Priority]
+
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERDICT_UNSPECIFIED: _ClassVar[Verdict]
@@ -28,6 +35,10 @@ class DegradationReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEGRADATION_REASON_PARTLY_ENCRYPTED: _ClassVar[DegradationReason]
     DEGRADATION_REASON_NOT_TONE_MAPPED: _ClassVar[DegradationReason]
     DEGRADATION_REASON_CONTAINER_LIES: _ClassVar[DegradationReason]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_NORMAL: Priority
+PRIORITY_BULK: Priority
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_PASS: Verdict
 VERDICT_REVIEW: Verdict
@@ -46,7 +57,7 @@ DEGRADATION_REASON_NOT_TONE_MAPPED: DegradationReason
 DEGRADATION_REASON_CONTAINER_LIES: DegradationReason
 
 class LabelRequest(_message.Message):
-    __slots__ = ("data", "ranges", "uri", "sampling", "models", "least_score", "returns", "request_id")
+    __slots__ = ("data", "ranges", "uri", "sampling", "models", "least_score", "returns", "request_id", "priority")
     DATA_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +66,7 @@ class LabelRequest(_message.Message):
     LEAST_SCORE_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     ranges: ByteRanges
     uri: str
@@ -63,7 +75,8 @@ class LabelRequest(_message.Message):
     least_score: float
     returns: ReturnOptions
     request_id: str
-    def __init__(self, data: _Optional[bytes] = ..., ranges: _Optional[_Union[ByteRanges, _Mapping]] = ..., uri: _Optional[str] = ..., sampling: _Optional[_Union[SamplingPolicy, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ..., least_score: _Optional[float] = ..., returns: _Optional[_Union[ReturnOptions, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, data: _Optional[bytes] = ..., ranges: _Optional[_Union[ByteRanges, _Mapping]] = ..., uri: _Optional[str] = ..., sampling: _Optional[_Union[SamplingPolicy, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ..., least_score: _Optional[float] = ..., returns: _Optional[_Union[ReturnOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class ByteRanges(_message.Message):
     __slots__ = ("file_size", "ranges")
