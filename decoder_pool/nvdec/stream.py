@@ -75,6 +75,8 @@ class Sequence:
 
     coded: tuple[int, int]
     parameter_sets: frozenset[bytes] = frozenset()
+    #: Pixels cropped at the left and at the top.
+    origin: tuple[int, int] = (0, 0)
 
 
 class Feed(NamedTuple):
@@ -282,7 +284,7 @@ class HardwareStream:
             self._check(told)
 
     def _sequence(self, told: Described) -> Sequence:
-        return Sequence((told.coded_width, told.coded_height), frozenset(self._checked))
+        return Sequence((told.coded_width, told.coded_height), frozenset(self._checked), told.origin)
 
     def _layout(self, told: Described) -> Layout:
         """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""

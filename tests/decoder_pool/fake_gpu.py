@@ -71,6 +71,7 @@ class FakeDecoder:
         self.codec = codec
         self.largest = (width, height)
         self.announced: tuple[int, int] | None = None
+        self.scales = False
         self.broken = False
         self.left: int | None = None  # packets until it breaks
         self.context: Any = None
@@ -83,7 +84,11 @@ class FakeDecoder:
 
     def setReconfigParams(self, width: int, height: int) -> None:
         self.library.calls.append(("announce", width, height))
-        self.announced = (width, height)
+        self.announced = (width, height) if width and height else None  # None: as the next sequence has it
+        if self.announced is not None:
+            self.scales = True
+        elif self.scales:
+            raise AssertionError("the crop of a size that was announced stays")
 
     def Decode(self, packet: Any) -> list[Any]:
         data = ctypes.string_at(packet.bsl_data, packet.bsl)
