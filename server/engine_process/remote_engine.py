@@ -158,5 +158,6 @@ class RemoteEngine:
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(WorkerLost(f"{self.name} was lost while it worked for this call", retry_after=_RETRY_AFTER))
+                # No time to come back: a caller whose video is what kills engines shall not do so again and again.
+                answer.set_exception(WorkerLost(f"{self.name} was lost while it worked for this call"))
                 answer.exception()  # whoever waited may be cancelled in this very turn of the loop

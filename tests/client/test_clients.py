@@ -261,7 +261,7 @@ def test_tls(call: Call, new_server: Callable[..., Any], certificate: tuple[Path
 
 
 def test_settings_that_make_no_sense(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    for wrong in ({"timeout": 0}, {"retries": -1}, {"max_message_bytes": 0}):
+    for wrong in ({"timeout": 0}, {"retries": -1}, {"max_message_bytes": 0}, {"connections": 0}):
         for cls in (Client, AsyncClient):
             with pytest.raises(ValueError, match="allowed"):
                 cls(**wrong)
@@ -291,7 +291,14 @@ def test_settings_that_make_no_sense(certificate: tuple[Path, Path], tmp_path: P
     ],
 )
 def test_which_targets_are_this_machine(target: str, local: bool) -> None:
-    options: dict[str, Any] = {"timeout": None, "metadata": (), "retries": 0, "max_message_bytes": 1, "tls": False}
+    options: dict[str, Any] = {
+        "timeout": None,
+        "metadata": (),
+        "retries": 0,
+        "max_message_bytes": 1,
+        "connections": 1,
+        "tls": False,
+    }
     if local:
         assert ("authorization", "Bearer t") in Connection(target, token="t", **options).metadata()
     else:
@@ -318,6 +325,35 @@ async def test_one_async_client_serves_many_tasks(server: Any, video: bytes) -> 
     async with AsyncClient(server.target) as client:
         answers = await asyncio.gather(*(client.label(video, request_id=str(number)) for number in range(40)))
     assert [answer.request_id for answer in answers] == [str(number) for number in range(40)]
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_calls_take_turns_over_the_connections(server: Any, video: bytes, connections: int) -> None:
+    peers: list[str] = []
+    server.before = lambda context: peers.append(context.peer())
+    with Client(server.target, connections=connections) as client:
+        for _ in range(6):
+            await asyncio.to_thread(client.label, video)
+        assert (client.server_info().version, client.health()) == (server.info.version, Health.SERVING)
+    async with AsyncClient(server.target, connections=connections) as asynchronous:
+        for _ in range(6):
+            await asynchronous.label(video)
+    for one in (peers[:6], peers[6:]):
+        assert one[:connections] * (6 // connections) == one
+        assert len(set(one)) == connections
+
+
+async def test_an_attempt_after_a_failure_takes_another_connection(server: Any, video: bytes) -> None:
+    peers: list[str] = []
+    server.before = lambda context: peers.append(context.peer())
+    server.failures = [WorkerLost("gone")]
+    with Client(server.target, connections=2, retries=FAST) as client:
+        await asyncio.to_thread(client.label, video)
+        server.failures = [WorkerLost("gone")]
+        async with AsyncClient(server.target, connections=2, retries=FAST) as asynchronous:
+            await asynchronous.label(video)
+    assert peers[0] != peers[1]
+    assert peers[-1] != peers[-2]
 
 
 async def test_a_cancelled_task_cancels_the_call(server: Any, video: bytes) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -24,6 +25,7 @@ from keyglance.wire import label_method
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Label: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[pb.LabelRequest, pb.LabelResponse]"
 _HealthCheck: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
 
 
@@ -44,6 +46,7 @@ class AsyncClient:
         metadata: Sequence[tuple[str, str | bytes]] = (),
         retries: int | RetryPolicy = 3,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        connections: int = 1,
     ) -> None:
         self._connection = Connection(
             target,
@@ -53,25 +56,31 @@ class AsyncClient:
             metadata=metadata,
             retries=retries,
             max_message_bytes=max_message_bytes,
+            connections=connections,
         )
 
     @cached_property
-    def _channel(self) -> grpc.aio.Channel:
+    def _channels(self) -> list[grpc.aio.Channel]:
         # Made with the first call: gRPC binds a channel to the running loop.
         target, credentials, options = self._connection.target, self._connection.credentials, self._connection.options
-        if credentials is None:
-            return grpc.aio.insecure_channel(target, options)
-        return grpc.aio.secure_channel(target, credentials, options)
+        return [
+            grpc.aio.insecure_channel(target, options)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, options)
+            for _ in range(self._connection.connections)
+        ]
+
+    @cached_property
+    def _labels(self) -> Iterator[_Label]:
+        return itertools.cycle([label_method(channel) for channel in self._channels])
 
     @cached_property
     def _labeler(self) -> keyglance_pb2_grpc.ShortVideoLabelerAsyncStub:
-        labeler = keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
-        labeler.Label = label_method(self._channel)
-        return labeler
+        return keyglance_pb2_grpc.ShortVideoLabelerStub(self._channels[0])
 
     @cached_property
     def _health_check(self) -> _HealthCheck:
-        check: _HealthCheck = health_pb2_grpc.HealthStub(self._channel).Check  # type: ignore[attr-defined]
+        check: _HealthCheck = health_pb2_grpc.HealthStub(self._channels[0]).Check  # type: ignore[attr-defined]
         return check
 
     async def label(
@@ -109,23 +118,25 @@ class AsyncClient:
         )
         with prepared:
             try:
-                return await self._call(self._labeler.Label, prepared.message, attempts)
+                return await self._call(self._next_label, prepared.message, attempts)
             except RangesNeeded as needed:
                 await asyncio.to_thread(prepared.complete, needed)
-            return await self._call(self._labeler.Label, prepared.message, attempts)
+            return await self._call(self._next_label, prepared.message, attempts)
 
     async def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""
-        return await self._call(self._labeler.GetServerInfo, pb.GetServerInfoRequest(), self._connection.attempts(timeout))
+        attempts = self._connection.attempts(timeout)
+        return await self._call(lambda: self._labeler.GetServerInfo, pb.GetServerInfoRequest(), attempts)
 
     async def health(self, *, timeout: float | None = None) -> Health:
         """Whether the server takes calls now. It is asked once; `ServerUnreachable` where none answers."""
         attempts = self._connection.attempts(timeout, retry=False)
-        return answer.health(await self._call(self._health_check, health_pb2.HealthCheckRequest(), attempts))
+        return answer.health(await self._call(lambda: self._health_check, health_pb2.HealthCheckRequest(), attempts))
 
     async def close(self) -> None:
-        """Closes the connection and cancels the calls that run."""
-        await self._channel.close()
+        """Closes the connections and cancels the calls that run."""
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,12 +147,20 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.target!r})"
 
+    def _next_label(self) -> _Label:
+        """`Label` of the connection whose turn it is."""
+        return next(self._labels)
+
     async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, attempts: Attempts
+        self,
+        method: Callable[[], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
+        request: _Request,
+        attempts: Attempts,
     ) -> _Response:
+        """`method` is asked for each attempt: another connection may reach another process."""
         while True:
             try:
-                return await method(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
+                return await method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
             except grpc.RpcError as failure:
                 delay = attempts.wait_after(self._connection.error(failure, attempts))
             await asyncio.sleep(delay)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ from keyglance.wire import label_method
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Label: TypeAlias = "grpc.UnaryUnaryMultiCallable[pb.LabelRequest, pb.LabelResponse]"
 _HealthCheck: TypeAlias = "grpc.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
 
 
@@ -33,7 +35,9 @@ class Client:
     `tls` is True for the public certificate authorities, a `Tls`, or gRPC's own credentials. `token` travels as
     `authorization: Bearer …`, and only over TLS or to this machine; `metadata` travels as it is. `retries` is how often a
     failed call is repeated where the error says that it makes sense, or a whole `RetryPolicy`. `max_message_bytes` holds in
-    both directions; the server has a limit of its own (`server_info().limits.bytes`).
+    both directions; the server has a limit of its own (`server_info().limits.bytes`). `connections` is how many connections
+    take turns in carrying calls: a server of several processes, or a balancer before several servers, spreads connections, not
+    calls, so a busy client wants a few for each of them.
 
     The trace context of the calling code travels with each call, where OpenTelemetry has one.
 
@@ -50,6 +54,7 @@ class Client:
         metadata: Sequence[tuple[str, str | bytes]] = (),
         retries: int | RetryPolicy = 3,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        connections: int = 1,
     ) -> None:
         self._connection = Connection(
             target,
@@ -59,14 +64,16 @@ class Client:
             metadata=metadata,
             retries=retries,
             max_message_bytes=max_message_bytes,
+            connections=connections,
         )
         credentials, options = self._connection.credentials, self._connection.options
-        self._channel = (
+        self._channels = [
             grpc.insecure_channel(target, options) if credentials is None else grpc.secure_channel(target, credentials, options)
-        )
-        self._labeler = keyglance_pb2_grpc.ShortVideoLabelerStub(self._channel)
-        self._labeler.Label = label_method(self._channel)
-        self._health_check: _HealthCheck = health_pb2_grpc.HealthStub(self._channel).Check  # type: ignore[attr-defined]
+            for _ in range(connections)
+        ]
+        self._labels = itertools.cycle([label_method(channel) for channel in self._channels])
+        self._labeler = keyglance_pb2_grpc.ShortVideoLabelerStub(self._channels[0])
+        self._health_check: _HealthCheck = health_pb2_grpc.HealthStub(self._channels[0]).Check  # type: ignore[attr-defined]
 
     def label(
         self,
@@ -110,23 +117,25 @@ class Client:
         )
         with prepared:
             try:
-                return self._call(self._labeler.Label, prepared.message, attempts)
+                return self._call(self._next_label, prepared.message, attempts)
             except RangesNeeded as needed:
                 prepared.complete(needed)
-            return self._call(self._labeler.Label, prepared.message, attempts)
+            return self._call(self._next_label, prepared.message, attempts)
 
     def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""
-        return self._call(self._labeler.GetServerInfo, pb.GetServerInfoRequest(), self._connection.attempts(timeout))
+        attempts = self._connection.attempts(timeout)
+        return self._call(lambda: self._labeler.GetServerInfo, pb.GetServerInfoRequest(), attempts)
 
     def health(self, *, timeout: float | None = None) -> Health:
         """Whether the server takes calls now. It is asked once; `ServerUnreachable` where none answers."""
         attempts = self._connection.attempts(timeout, retry=False)
-        return answer.health(self._call(self._health_check, health_pb2.HealthCheckRequest(), attempts))
+        return answer.health(self._call(lambda: self._health_check, health_pb2.HealthCheckRequest(), attempts))
 
     def close(self) -> None:
-        """Closes the connection and cancels the calls that run."""
-        self._channel.close()
+        """Closes the connections and cancels the calls that run."""
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -137,12 +146,20 @@ class Client:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.target!r})"
 
+    def _next_label(self) -> _Label:
+        """`Label` of the connection whose turn it is; taking turns is one step of the interpreter, so threads need no lock."""
+        return next(self._labels)
+
     def _call(
-        self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, attempts: Attempts
+        self,
+        method: Callable[[], grpc.UnaryUnaryMultiCallable[_Request, _Response]],
+        request: _Request,
+        attempts: Attempts,
     ) -> _Response:
+        """`method` is asked for each attempt: another connection may reach another process."""
         while True:
             try:
-                return method(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
+                return method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
             except grpc.RpcError as failure:
                 delay = attempts.wait_after(self._connection.error(failure, attempts))
             time.sleep(delay)

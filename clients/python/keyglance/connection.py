@@ -50,7 +50,7 @@ class Tls:
 
 
 class Connection:
-    """One target with all that is needed to open a channel to it and to make calls over that channel."""
+    """One target with all that is needed to open channels to it (`connections` of them) and to make calls over these."""
 
     def __init__(
         self,
@@ -62,15 +62,21 @@ class Connection:
         metadata: Sequence[tuple[str, str | bytes]],
         retries: int | RetryPolicy,
         max_message_bytes: int,
+        connections: int,
     ) -> None:
         if target.startswith(("http://", "https://")):
             raise ValueError(f"target is {target!r}; HOST:PORT without a scheme is wanted (TLS is chosen by `tls`)")
         if max_message_bytes < 1:
             raise ValueError(f"max_message_bytes is {max_message_bytes}; 1 or more is allowed")
+        if connections < 1:
+            raise ValueError(f"connections is {connections}; 1 or more is allowed")
         self.target = target
+        self.connections = connections
         self.max_message_bytes = max_message_bytes
         self.credentials = _credentials(tls)
         self.options = _options(target, tls, max_message_bytes)
+        if connections > 1:  # else gRPC gives all channels of a process to one target one connection
+            self.options.append(("grpc.use_local_subchannel_pool", 1))
         self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
         self._timeout = timeout
         self._metadata: Metadata = tuple(metadata)
