@@ -27,8 +27,10 @@ from keyglance.aio import AsyncClient
 from keyglance.answer import Answer, Health, as_dict
 from keyglance.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT, Tls
 from keyglance.errors import KeyglanceError, RequestError, ServerUnreachable, Unimplemented
+from keyglance.metrics_page import DEFAULT_ADDRESS, NoMetrics
 from keyglance.table import answer_view, server_view
 from keyglance.text import count, plain
+from keyglance.top import watch
 
 _STDIN = "-"
 
@@ -247,6 +249,32 @@ def health(*, server: Server) -> None:
         return Exit.OK if state is Health.SERVING else Exit.REFUSED
 
     _run(ask())
+
+
+@command.command(short_help="A server live: calls, steps, queues, decoders, models, GPU.")
+@click.argument("address", default=DEFAULT_ADDRESS, envvar="KEYGLANCE_METRICS", metavar="[HOST:PORT]")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks, which the rates are of.",
+)
+@click.option("--once", is_flag=True, help="Show one interval, and end.")
+def top(address: str, *, interval: float, once: bool) -> None:
+    """A server live, from its metrics at HOST:PORT (127.0.0.1:9464, or KEYGLANCE_METRICS), until Ctrl-C.
+
+    The server gives them where its setting telemetry.prometheus says so. On a terminal the view is redrawn; in a pipe one
+    view follows the other.
+    """
+    try:
+        watch(address, _console(), interval=interval, once=once)
+    except NoMetrics as error:
+        click.echo(f"keyglance: {plain(str(error))} (the server's setting telemetry.prometheus says where they are)", err=True)
+        sys.exit(Exit.UNREACHABLE)
+    except KeyboardInterrupt:  # the usual way to end it
+        sys.exit(Exit.OK)
 
 
 @command.command(short_help="A contact sheet of a file.")
