@@ -68,7 +68,7 @@ class Inferred:
 
 @dataclass(frozen=True, slots=True)
 class BatcherSnapshot:
-    """A batcher as it stands. `fill` counts batches by their number of frames; the last two are its limits."""
+    """A batcher as it stands. `fill` counts batches by their number of frames, `priorities` what is queued by priority."""
 
     model: str
     queued: int
@@ -79,6 +79,7 @@ class BatcherSnapshot:
     fill: Mapping[int, int]
     largest_batch: int = 0
     queue_limit: int = 0
+    priorities: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -307,6 +308,7 @@ class Batcher:
             fill=dict(sorted(dict(self._fill).items())),  # copied in one step: metrics look from another thread
             largest_batch=self.largest_batch,
             queue_limit=self.queue_limit,
+            priorities=dict(self._frames.by_priority),
         )
 
     def __repr__(self) -> str:

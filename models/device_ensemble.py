@@ -148,6 +148,7 @@ class DeviceEnsemble:
         """Every model's queue as it stands; they share one."""
         with self._changed:
             queued, in_flight, fill = len(self._frames), self._in_flight, dict(sorted(self._fill.items()))
+            priorities = dict(self._frames.by_priority)
         return tuple(
             BatcherSnapshot(
                 model=name,
@@ -159,6 +160,7 @@ class DeviceEnsemble:
                 fill=fill,
                 queue_limit=self._frames.limit,
                 largest_batch=self.plan.largest,
+                priorities=priorities,
             )
             for name in self.names
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -50,6 +51,8 @@ class FrameQueue(Generic[F]):
         # Dictionaries without values: sets that keep the order of arrival.
         self._buckets: dict[Hashable, dict[F, None]] = {}
         self._size = 0
+        #: How many there are of each priority that ever came; to be copied where another thread reads it.
+        self.by_priority: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return self._size
@@ -62,6 +65,7 @@ class FrameQueue(Generic[F]):
         """One more."""
         self._buckets.setdefault(key, {})[frame] = None
         self._size += 1
+        self.by_priority[frame.priority] += 1
 
     def remove(self, key: Hashable, frame: F) -> bool:
         """Whether it was there; it is not any more."""
@@ -72,6 +76,7 @@ class FrameQueue(Generic[F]):
         if not bucket:
             del self._buckets[key]
         self._size -= 1
+        self.by_priority[frame.priority] -= 1
         return True
 
     def head(self, now: float) -> Head | None:

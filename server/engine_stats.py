@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from decoder_pool.pool import PoolSnapshot
 from models.batcher import BatcherSnapshot
 
+#: `server.engine.Priority`, by number.
+PRIORITIES = ("interactive", "normal", "bulk")
+
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
     """Work that waits: `depth` of `limit` places (0: no limit) are taken, by work of one priority.
 
     `queue` is `receive` (calls that wait to be read), `decode` (calls that wait for a decoder), `pictures` (pictures between
-    decoding and their scores) or `infer` (pictures that wait for a batch of `model`).
+    decoding and their scores), `infer` (pictures that wait for a batch of `model`) or
+    `places` (pictures that wait to be in `infer`).
     """
 
     queue: str
@@ -23,6 +27,15 @@ class QueueStats:
     limit: int = 0
     model: str = ""
     priority: str = "normal"
+
+    @classmethod
+    def of(cls, state: BatcherSnapshot) -> tuple[QueueStats, ...]:
+        """A model's queue, by priority, and the frames that wait for a place in it."""
+        queued = [
+            cls("infer", count, state.queue_limit, state.model, PRIORITIES[priority])
+            for priority, count in sorted({1: 0, **state.priorities}.items())
+        ]
+        return (*queued, cls("places", state.waiting, model=state.model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class GpuEngine:
         """How it stands."""
         batchers = self.ensemble.snapshot()
         return EngineStats(
-            queues=tuple(QueueStats("infer", each.queued, each.queue_limit, each.model) for each in batchers),
+            queues=tuple(queue for each in batchers for queue in QueueStats.of(each)),
             batches=tuple(BatchStats.of(each) for each in batchers),
             pools=tuple(PoolStats.of(pool.snapshot()) for pool in (self._pool, self._software)),
             healthy=self.healthy,

@@ -144,7 +144,7 @@ class LocalEngine:
         return EngineStats(
             queues=(
                 QueueStats("pictures", self.frames_in_flight, self._frames_limit),
-                *(QueueStats("infer", each.queued + each.waiting, each.queue_limit, each.model) for each in batchers),
+                *(queue for each in batchers for queue in QueueStats.of(each)),
             ),
             batches=tuple(BatchStats.of(each) for each in batchers),
             pools=(PoolStats.of(self._pool.snapshot()),),

@@ -114,7 +114,7 @@ STEP_WAIT = Instrument(
     Kind.HISTOGRAM,
     "s",
     "Time that a step waited: for admission and the receive budget, for a decoder, for a batch.",
-    {"step": "receive, decode, infer", "priority": "the call's priority"},
+    {"step": "receive, decode, infer", "priority": "interactive, normal, bulk"},
     STEP_BOUNDARIES,
 )
 FRAMES = Instrument(
@@ -143,11 +143,11 @@ QUEUE_DEPTH = Instrument(
     "keyglance.queue.depth",
     Kind.OBSERVED_SUM,
     "{item}",
-    "Work that waits: calls to be received or for a decoder, pictures in the engine or for a batch.",
+    "Work that waits: calls to be received or for a decoder; pictures for their scores, for a batch, for a place in that queue.",
     {
-        "queue": "receive, decode, pictures, infer",
-        "model": f"{_MODEL}, for infer; the kind of decoder, for decode; else empty",
-        "priority": "the calls' priority",
+        "queue": "receive, decode, pictures, infer, places",
+        "model": f"{_MODEL}, for infer and places; the kind of decoder, for decode; else empty",
+        "priority": "interactive, normal, bulk",
     },
 )
 QUEUE_LIMIT = Instrument(

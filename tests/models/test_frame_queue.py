@@ -83,7 +83,9 @@ def test_priority_goes_before_deadline_before_arrival():
     bulk, late, early, first = Frame(0, 5, 2), Frame(1, 9, 1), Frame(2, 8, 1), Frame(3, math.inf, 0)
     for frame in (bulk, late, early, first):
         q.add("k", frame)
+    assert dict(q.by_priority) == {0: 1, 1: 2, 2: 1}
     assert [q.take(4)[0][0] for _ in range(4)] == [first, early, late, bulk]
+    assert not any(q.by_priority.values())
 
 
 def test_a_frame_leaves_once():

@@ -22,14 +22,15 @@ from keyglance.sampling import SamplingLimits
 from keyglance.v1 import keyglance_pb2 as pb
 from loadtest.clips import encode, pan, photograph
 from models.backends.fake import fake_manifest
+from models.batcher import BatcherSnapshot
 from models.manifest import LabelSpec
 from models.policy import Policy
 from models.result import FrameResult
 from server.admission import Admission
 from server.config import Config
 from server.degradation import DegradationReason
-from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome
-from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome, Priority
+from server.engine_stats import PRIORITIES, BatchStats, EngineStats, PoolStats, QueueStats
 from server.gpu_readings import GpuReadings
 from server.metrics import INSTRUMENTS, Kind, Metrics, Reading
 from server.metrics_document import document
@@ -119,6 +120,17 @@ def test_every_instrument_is_used_with_its_own_labels(observed, monkeypatch):
     for name in BY_NAME:
         told = {label for found, labels, _ in points if found == name for label in labels}
         assert told == set(BY_NAME[name].labels), name
+
+
+def test_queues_by_priority():
+    assert tuple(priority.name.lower() for priority in Priority) == PRIORITIES
+    state = BatcherSnapshot("m", 7, 2, 0, 0, 0, {}, queue_limit=64, priorities={0: 4, 2: 3})
+    assert QueueStats.of(state) == (
+        QueueStats("infer", 4, 64, "m", "interactive"),
+        QueueStats("infer", 0, 64, "m", "normal"),
+        QueueStats("infer", 3, 64, "m", "bulk"),
+        QueueStats("places", 2, 0, "m"),
+    )
 
 
 def test_a_proxy_of_an_engine_tells_nothing():
