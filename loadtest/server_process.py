@@ -43,8 +43,10 @@ class ServerProcess:
         self.output = directory / "server.out"
         self.errors = directory / "server.err"
         self._port_file = directory / "server.port"
-        program = str(Path(sys.executable).with_name("keyglance-server"))
-        self._command = [program, "--listen", "127.0.0.1:0", "--port-file", str(self._port_file), *arguments]
+        # Where the packages are on PYTHONPATH only, there is no program of that name.
+        program = Path(sys.executable).with_name("keyglance-server")
+        command = [str(program)] if program.exists() else [sys.executable, "-m", "server.main"]
+        self._command = [*command, "--listen", "127.0.0.1:0", "--port-file", str(self._port_file), *arguments]
         models = checkout_models()
         defaults = {} if models is None else {"KEYGLANCE_MODELS__FOLDER": str(models)}
         self._environment = {**defaults, **os.environ, **(environment or {})}
