@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from server.lifecycle import end_telemetry
 from server.readings import WorkerStats, worker_readings
 from server.stopping import stop_on_signals
 from server.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
 
 
 async def supervise(config: Config, *, port_file: Path | None = None) -> bool:
@@ -36,6 +39,8 @@ async def supervise(config: Config, *, port_file: Path | None = None) -> bool:
             prometheus=config.telemetry.prometheus,
             others=lambda: {} if folder is None else {name: folder / name for name in supervisor.names()},
         )
+        if telemetry.prometheus:
+            _log.info("metrics of all processes on %s", telemetry.prometheus)
         telemetry.metrics.observe(lambda: worker_readings(_workers(supervisor)))
         try:
             return await supervisor.run(stop, bound=lambda address: port_files.write(port_file, address))
