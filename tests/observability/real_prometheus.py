@@ -23,7 +23,7 @@ PROMETHEUS = shutil.which("prometheus")
 WHY_NOT = "Prometheus is not installed (Debian: apt-get install prometheus)"
 
 #: What stands for every time window of the rules, seconds: a test cannot wait for minutes.
-WINDOW = 20
+WINDOW = 12
 
 
 class Prometheus:

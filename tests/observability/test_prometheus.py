@@ -29,7 +29,7 @@ from tests.server.fake_nvml import FakeNvml
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROMETHEUS is None, reason=WHY_NOT), pytest.mark.timeout(300)]
 
 _LIMIT = 4  # calls at once
-_LOADED = 24.0  # seconds of load
+_LOADED = 15.0  # seconds of load
 
 
 @dataclass
@@ -88,8 +88,8 @@ async def load(server: ServerProcess, clip: bytes, outcomes: Counter[str]) -> in
 
     async def killer() -> int:
         killed = 0
-        while time.monotonic() < end - 4:
-            await asyncio.sleep(2)
+        while time.monotonic() < end - 3:
+            await asyncio.sleep(1.2)
             for process in decoders(server)[:1]:
                 process.send_signal(signal.SIGKILL)
                 killed += 1
