@@ -42,6 +42,11 @@ class EngineHost:
         self._look: asyncio.Task[None] | None = None
 
     @property
+    def fronts(self) -> int:
+        """Fronts that are connected."""
+        return len(self._fronts)
+
+    @property
     def in_flight(self) -> int:
         """Jobs of all fronts."""
         return sum(len(front.jobs) for front in self._fronts)
