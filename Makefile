@@ -34,7 +34,7 @@ PACKAGES := pyproject.toml clients/python/pyproject.toml
 # Passed on to the program behind a target: make test ARGS="-k pool", make serve ARGS="--config keyglance.toml".
 ARGS ?=
 
-demo serve ghz bench baselines $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
+demo serve ghz bench baselines load $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
 
 .PHONY: help
 help:  ## Say what there is
@@ -96,7 +96,14 @@ gpu:  ## Make the environment for an NVIDIA GPU, .venv-gpu, and check it; then a
 
 .PHONY: baselines
 baselines: $(VENV)/.dev $(MODELS)/.installed $(CLIPS)/.fetched $(BASELINE)/.installed  ## Compare the server with the usual ways to do its job
-	$(BIN)/python -m loadtest.baselines --model-server $(BASELINE)/bin/python $(ARGS)
+	@status=0; $(BIN)/python -m loadtest.baselines --model-server $(BASELINE)/bin/python $(ARGS) || status=$$?; \
+	$(BIN)/python -m loadtest.load_report; exit $$status
+
+.PHONY: load
+load: $(VENV)/.dev $(MODELS)/.installed  ## Load tests: the peak, 80 % of it, three times of it, a mix of callers; a report with a picture
+	@status=0; $(BIN)/python -m loadtest.saturation --keep saturation $(ARGS) || status=$$?; \
+	$(BIN)/python -m loadtest.poisson --rate 1.5 --keep poisson || status=$$?; \
+	$(BIN)/python -m loadtest.load_report; exit $$status
 
 .PHONY: lock
 lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions

@@ -1,0 +1,191 @@
+"""A report of the load tests beside their results: `python -m loadtest.load_report` writes loadtest/results/load.md.
+
+It is made of the JSON files that are there: those of `loadtest.saturation` (each with a picture), `loadtest.poisson`,
+`loadtest.ghz`, `loadtest.baselines` and `loadtest.baselines_gpu`. Nothing in it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest import load_picture, report
+
+NAME = "load.md"
+
+Figures = Mapping[str, Any]
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table; the first column is text, the others numbers."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    rule = ["---", *("---:" for _ in heading[1:])]
+    return [f"| {' | '.join(row)} |" for row in (heading, rule, *cells)]
+
+
+def milliseconds(latency: Mapping[str, float], *names: str) -> list[str]:
+    """Values by name, rounded as far as it matters; a dash for what is not there."""
+    return [_short(latency[name]) if name in latency else "–" for name in names]
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "none"
+
+
+def _source(figures: Figures) -> str:
+    about = figures["environment"]
+    where = f"{about['cores']} cores of {about['cpu']}, Python {about['python']}"
+    return f"`{' '.join(about['command'])}`, {about['date']}, commit {about['commit']}, {where}."
+
+
+def _server(figures: Figures) -> str:
+    server, generator = figures["server"], figures["generator"]
+    settings = ", ".join(generator["settings"]) or "the defaults"
+    return (
+        f"Server: {server['device']}; models {', '.join(server['models'])}; settings: {settings}. "
+        f"Generator: {generator['processes']} processes, {generator['connections']} connections, mix {generator['mix_file']}, "
+        f"seed {generator['seed']}."
+    )
+
+
+def _open_loop(name: str, one: Figures) -> list[object]:
+    latency = milliseconds(one["answered_ms"], "p50", "p90", "p99", "max")
+    numbers = [_short(one[key]) for key in ("offered_per_s", "goodput_per_s", "full_answers_per_s")]
+    return [name, *numbers, *latency, _counts(one["by_status"])]
+
+
+_OPEN_HEADING = ("", "offered/s", "answered/s", "in full/s", "p50 ms", "p90", "p99", "max", "statuses")
+
+
+def saturation(figures: Figures, path: Path) -> list[str]:
+    """A closed loop, and open loops at 80 % and beyond; draws the picture beside the results."""
+    picture = path.with_suffix(".svg")
+    load_picture.draw(figures, picture)
+    steps = [
+        [
+            step["callers"],
+            _short(step["goodput_per_s"]),
+            *milliseconds(step["answered_ms"], "p50", "p99"),
+            _counts(step["by_status"]),
+        ]
+        for step in figures["closed_loop"]
+    ]
+    held = [[row["goal"], row["value"], row["limit"], "yes" if row["holds"] else "**no**"] for row in figures["goals"]]
+    late = figures["overload"]["generator_late_ms"]
+    return [
+        _server(figures),
+        "",
+        f"![Latency by throughput, percentiles, overload]({picture.name})",
+        "",
+        *table(("callers", "calls/s", "p50 ms", "p99 ms", "statuses"), steps),
+        "",
+        f"Peak: {_short(figures['peak_per_s'])} calls/s. Open loops, latency from the moment at which each call was due:",
+        "",
+        *table(_OPEN_HEADING, [_open_loop(name, figures[name]) for name in ("steady", "overload")]),
+        "",
+        f"Degradations in overload: {_counts(figures['overload']['degradations'])}. The generator sent within "
+        f"{milliseconds(late, 'p99')[0]} ms of the moment (p99). Faults: {'; '.join(figures['faults']) or 'none'}.",
+        "",
+        *table(("goal", "value", "limit", "holds"), held),
+    ]
+
+
+def poisson(figures: Figures, _: Path) -> list[str]:
+    """A mix in an open loop, by class."""
+    one = figures["poisson"]
+    rows = [_open_loop(name, its) for name, its in one["by_class"].items()]
+    return [
+        _server(figures),
+        "",
+        f"{one['seconds']:g} s at {one['rate_per_s']:g} calls/s; degradations: {_counts(one['degradations'])}; "
+        f"faults: {'; '.join(figures['faults']) or 'none'}.",
+        "",
+        *table(_OPEN_HEADING, [*rows, _open_loop("all", one)]),
+    ]
+
+
+def ghz(figures: Figures, _: Path) -> list[str]:
+    """ghz's own figures."""
+    rows = []
+    for name, one in figures["loads"].items():
+        latency = {f"p{item['percentage']}": item["latency"] / 1e6 for item in one["latencyDistribution"] or ()}
+        codes = _counts(one["statusCodeDistribution"] or {})
+        rows.append([name, f"{one['rps']:.2f}", *milliseconds(latency, "p50", "p95", "p99"), codes])
+    return [f"Clip: {figures['clip']}.", "", *table(("load", "calls/s", "p50 ms", "p95", "p99", "statuses"), rows)]
+
+
+def baselines(figures: Figures, _: Path) -> list[str]:
+    """The CPU server beside the usual ways."""
+    lines = [
+        f"{figures['callers']} calls at once on {figures['cores']} cores; the ways are described in `loadtest/baselines.py`."
+    ]
+    for clip, ways in figures["clips"].items():
+        rows = [
+            [
+                name,
+                f"{one['calls_per_s']:.2f}",
+                f"{one['ours_to_it']:.2f}",
+                *milliseconds(one["latency_ms"], "p50", "p99"),
+                "the same" if one["same_labels"] else ", ".join(one["labels"]),
+            ]
+            for name, one in ways.items()
+        ]
+        lines += ["", *table((clip, "calls/s", "ours to it", "p50 ms", "p99", "labels"), rows)]
+    return lines
+
+
+def baselines_gpu(figures: Figures, _: Path) -> list[str]:
+    """The GPU server beside the usual ways."""
+    rows = []
+    for way, by_count in figures["ways"].items():
+        for count, one in by_count.items():
+            ratio = figures["ours_to_theirs"].get(way, {}).get(count, "–")
+            rate = _short(one["calls_per_s"]) if "calls_per_s" in one else one["failed"]
+            rows.append([way, count, rate, ratio, *milliseconds(one.get("latency_ms", {}), "p50", "p99")])
+    return [
+        f"{figures['gpu'].get('gpu', '')}, {figures['pictures']} pictures a call; the ways are described in "
+        "`loadtest/baselines_gpu.py`.",
+        "",
+        *table(("way", "callers", "calls/s", "ours to it", "p50 ms", "p99"), rows),
+    ]
+
+
+#: By a key that only these results have: the title and how the section is made.
+_KINDS: Mapping[str, tuple[str, Callable[[Figures, Path], list[str]]]] = {
+    "closed_loop": ("Saturation and overload", saturation),
+    "poisson": ("A mix of callers", poisson),
+    "loads": ("ghz", ghz),
+    "behind": ("The CPU server beside the usual ways", baselines),
+    "ours_to_theirs": ("The GPU server beside the usual ways", baselines_gpu),
+}
+
+
+def render(folder: Path) -> str:
+    """The report of what lies in `folder`, pictures drawn there; results of other benchmarks are left out."""
+    lines = ["# Load tests", "", "Made by `python -m loadtest.load_report` from the JSON files beside it."]
+    read = [(path, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    for key, (heading, section) in _KINDS.items():
+        for path, figures in read:
+            if key in figures:
+                lines += ["", f"## {heading}: [{path.stem}]({path.name})", "", _source(figures), "", *section(figures, path)]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.load_report", description=__doc__)
+    parser.add_argument("--results", type=Path, default=report.RESULTS, help="folder of results; the report is written there")
+    folder = parser.parse_args(arguments).results
+    (folder / NAME).write_text(render(folder))
+    print(folder / NAME)
+
+
+if __name__ == "__main__":
+    main()
