@@ -1,6 +1,7 @@
 """An engine process whose jobs take as many milliseconds as their thumbnails would have pixels; 1001 breaks the engine for good.
 
-`KEYGLANCE_TEST_ENGINE` has it fail at its start: `refuse` with an error of ours, `crash` with a signal, `slow` never gets ready.
+`KEYGLANCE_TEST_ENGINE` has it fail at its start: `refuse` with an error of ours, `crash` with a signal, `slow` never gets ready;
+or be another than before: `others` has fewer models.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from server.engine import EngineJob
 from server.engine_process.child import Child, Settings, run_child
 from server.engine_process.engine_main import run_engine
 from server.start_error import StartError
-from tests.server.engine_fakes import ScriptedEngine
+from tests.server.engine_fakes import MANIFESTS, ScriptedEngine
 
 
 class Engine(ScriptedEngine):
@@ -26,7 +27,8 @@ class Engine(ScriptedEngine):
 
 
 async def main(child: Child, settings: Settings) -> None:
-    engine = Engine()
+    fewer = os.environ.get("KEYGLANCE_TEST_ENGINE") == "others"
+    engine = Engine(manifests=MANIFESTS[:1] if fewer else MANIFESTS)
 
     async def work(job: EngineJob) -> None:
         if job.thumbnail_size == 1001:

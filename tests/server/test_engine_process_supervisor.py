@@ -348,6 +348,17 @@ async def test_an_engine_that_cannot_come_back_is_tried_again(monkeypatch: pytes
         assert await label(it.connect()) == "3"
 
 
+async def test_fronts_make_room_for_ones_that_know_an_engine_s_new_models(monkeypatch: pytest.MonkeyPatch):
+    async with world() as it:
+        await front_of(it.connect())
+        fronts = [it.pid("front-0"), it.pid("front-1")]
+        monkeypatch.setenv("KEYGLANCE_TEST_ENGINE", "others")
+        os.kill(it.pid("engine-0"), signal.SIGKILL)
+        await eventually(lambda: it.is_new("front-0", fronts[0]) and it.is_new("front-1", fronts[1]), 60)
+        await eventually(serving(it))
+        assert await label(it.connect()) == "3"
+
+
 class Process:
     """The supervisor in a process of its own."""
 

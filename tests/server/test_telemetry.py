@@ -296,6 +296,18 @@ def test_text_logs_stay_on_their_line(log):
     assert "WARNING keyglance.test: careful request_id='a\\nb\\x1b[31m'" in line
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_logs_of_several_processes_tell_them_apart(log, log_format):
+    logger, out, _ = log
+    logs.configure(log_format, "info", out, process="front-1")
+    logger.info("hello")
+    (line,) = out.getvalue().splitlines()
+    if log_format == "json":
+        assert list(json.loads(line).items())[1] == ("process", "front-1")
+    else:
+        assert " INFO    [front-1] keyglance.test: hello" in line
+
+
 def test_what_a_cancellation_means():
     assert Deadline.after(10).status_of_cancellation().name == "CANCELLED"
     assert Deadline(time.monotonic() + 0.09, 10).status_of_cancellation().name == "DEADLINE_EXCEEDED", "rounding of grpc-timeout"
