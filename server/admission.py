@@ -6,16 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from keyglance.errors import Draining, KeyglanceError, Overloaded
+from keyglance.errors import Draining, KeyglanceError
 from server.call import Call
+from server.overload import Overload
 
 
 class Admission:
-    """The calls in flight. Calls that come before `open` wait for it within their own deadline."""
+    """The calls in flight, `limit` at most. Calls that come before `open` wait for it within their own deadline.
 
-    def __init__(self, limit: int, *, retry_after: float = 1.0) -> None:
+    Which of them are worked on is `overload`'s to decide.
+    """
+
+    def __init__(self, limit: int, overload: Overload | None = None) -> None:
         self.limit = limit
-        self._retry_after = retry_after
+        self.overload = overload or Overload()
         self._calls: set[Call] = set()
         self._opened = asyncio.Event()
         self._idle = asyncio.Event()
@@ -32,7 +36,7 @@ class Admission:
         """Counts the call for as long as the block runs. Raises `Draining` or `Overloaded`."""
         self._refuse_if_draining()
         if len(self._calls) >= self.limit:
-            raise Overloaded(f"{len(self._calls)} calls are in flight, no more are taken", retry_after=self._retry_after)
+            raise self.overload.too_many(call.urgency.priority, len(self._calls))
         self._calls.add(call)
         self._idle.clear()
         try:
@@ -70,4 +74,4 @@ class Admission:
 
     def __repr__(self) -> str:
         state = "draining" if self._draining else "open" if self._opened.is_set() else "not open yet"
-        return f"<Admission {state}, {len(self._calls)} of {self.limit} calls>"
+        return f"<Admission {state}, {len(self._calls)} of {self.limit} calls, {self.overload!r}>"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from decoder_pool.containers import Indexer
 from decoder_pool.opener import Opener
+from models.manifest import Manifest
 from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
 from server.engine import Engine
@@ -25,6 +27,7 @@ def assemble(config: Config, telemetry: Telemetry) -> Parts:
 
 def assemble_front(config: Config, telemetry: Telemetry, engine: Engine) -> Parts:
     """The parts above an engine that is there already, not started. Raises as `assemble` does."""
+    _check_steps(config, engine.info().models)
     _check_warm(config, {codec for decoders in engine.info().decoders if decoders.kind == "cpu" for codec in decoders.codecs})
     policy = Policy.load(config.models.policy or DEFAULT_POLICY)
     if config.models.policy is not None:  # the built-in one may speak of models that are not loaded here; it then never passes
@@ -40,6 +43,17 @@ def assemble_front(config: Config, telemetry: Telemetry, engine: Engine) -> Part
         engine=engine, opener=Opener(indexer), policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
     )
     return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
+
+
+def _check_steps(config: Config, models: Sequence[Manifest]) -> None:
+    optional = sorted(model.name for model in models if not model.required)
+    for step in config.overload.steps:
+        for name in step.leave_out:
+            if name not in optional:
+                required = any(model.name == name for model in models)
+                known = f"known are {', '.join(optional)}" if optional else "there is none"
+                why = "is required, so it is never left out" if required else f"is no optional model that is loaded; {known}"
+                raise StartError(f"overload.steps: leave_out: {name!r} {why}")
 
 
 def _check_warm(config: Config, codecs: set[str]) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
+from server.overload import Place
 from server.telemetry import Steps
+from server.urgency import Urgency
 
 _CURRENT: ContextVar[Call] = ContextVar("keyglance_call")
 
@@ -17,7 +19,8 @@ _CURRENT: ContextVar[Call] = ContextVar("keyglance_call")
 class Call:
     """One call: who asked, until when, and what its trace, its steps and its access line have to say.
 
-    `facts` go into the access line (`request_id`, `verdict`, …); the servicer adds to them.
+    `facts` go into the access line (`request_id`, `verdict`, …); the servicer adds to them. `place` is where it is worked on, for
+    methods that need one.
     """
 
     method: str
@@ -30,6 +33,8 @@ class Call:
     facts: dict[str, str | int | float] = field(default_factory=dict)
     timeout: asyncio.Timeout | None = None
     cut: KeyglanceError | None = None
+    urgency: Urgency = field(default_factory=Urgency)
+    place: Place | None = None
 
     def cut_short(self, error: KeyglanceError) -> None:
         """Cancels the call's work now; its caller gets `error`."""

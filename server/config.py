@@ -7,6 +7,7 @@ in each of them. `Config.annotated()` prints what is in effect, and what it prin
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -335,6 +336,75 @@ class GpuSection(_Section):
         return self
 
 
+class LoadStep(_Section):
+    """How calls are answered from one load on."""
+
+    load: float = Field(default=0.5, description="The load from which on the step is taken; more than 0, at most 1.", gt=0, le=1)
+    frames: int = Field(
+        default=0, description="Most pictures looked at, where the largest gap needs no more; 2 or more, 0: all.", ge=0
+    )
+    leave_out: tuple[str, ...] = Field(default=(), description="Optional models that run only in calls that name them.")
+
+    @field_validator("frames")
+    @classmethod
+    def _not_one(cls, frames: int) -> int:
+        if frames == 1:
+            raise ValueError("2 or more pictures (the first and the last), or 0 for all")
+        return frames
+
+
+class OverloadSection(_Section):
+    """What happens when more calls come than can be answered. Load is 0 while no call waits, and 1 when calls are refused."""
+
+    least_calls: PositiveInt = Field(default=4, description="Calls worked on at once at the least; 1 or more.")
+    most_calls: PositiveInt = Field(
+        default=64, description="Calls worked on at once at the most; in between it follows from what is measured."
+    )
+    headroom: float = Field(
+        default=1.5,
+        description="Calls let in for each that is really worked on, as measured; the rest wait for decoders and batches.",
+        gt=1,
+        le=10,
+    )
+    waiting: int = Field(
+        default=224,
+        description="Calls that may wait for their turn; where they are refused for long, it is a few of them only. 0 or more.",
+        ge=0,
+    )
+    software_waiting: int = Field(
+        default=32, description="Of calls that a GPU leaves to software: those that may wait for their turn. 0 or more.", ge=0
+    )
+    caller_key: str = Field(
+        default="",
+        description="Metadata by which callers are told apart, each to get an equal share of what is done; empty: none.",
+        pattern=r"^[a-z0-9_.-]*$",
+    )
+    steps: tuple[LoadStep, ...] = Field(
+        default=(),
+        description="What answers lack from which load on, before calls are refused; such as { load = 0.5, frames = 8 }.",
+    )
+    settle: Seconds = Field(
+        default=1.0,
+        description="Seconds over which the load is smoothed, and after which one step may follow another.",
+    )
+    hold: Seconds = Field(
+        default=10.0, description="Seconds for which a step is held, and for which it must be calm to leave it, at the least."
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.least_calls > self.most_calls:
+            raise ValueError(f"least_calls ({self.least_calls}) is more than most_calls ({self.most_calls})")
+        for before, after in itertools.pairwise(self.steps):
+            if after.load < before.load:
+                raise ValueError(f"steps must ascend by load, got {after.load:g} after {before.load:g}")
+            if before.frames and not 0 < after.frames <= before.frames:
+                raise ValueError(f"the step at load {after.load:g} looks at more pictures than the one at {before.load:g}")
+            if missing := set(before.leave_out) - set(after.leave_out):
+                raise ValueError(f"the step at load {after.load:g} has models again: {', '.join(sorted(missing))}")
+        return self
+
+
 class SamplingSection(_Section):
     """What a request that does not say gets."""
 
@@ -380,6 +450,7 @@ class Config(BaseSettings):
     inference: InferenceSection = InferenceSection()
     gpu: GpuSection = GpuSection()
     sampling: SamplingSection = SamplingSection()
+    overload: OverloadSection = OverloadSection()
     telemetry: TelemetrySection = TelemetrySection()
 
     @classmethod
@@ -460,6 +531,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
+#: What the lists of tables have in them, by name.
+_ITEMS: Mapping[str, type[BaseModel]] = {"warm": WarmDecoders, "steps": LoadStep}
+
+
 def _names(location: Sequence[str | int]) -> list[str]:
     """The known names beside the last part of a location."""
     model: type[BaseModel] = Config
@@ -467,8 +542,7 @@ def _names(location: Sequence[str | int]) -> list[str]:
         if isinstance(part, int):
             continue
         annotation = model.model_fields[part].annotation
-        if part == "warm":
-            annotation = WarmDecoders
+        annotation = _ITEMS.get(part, annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

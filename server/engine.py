@@ -83,12 +83,35 @@ class DecoderState:
 
 
 @dataclass(frozen=True, slots=True)
+class HardwareFormat:
+    """What hardware decodes, up to this size in pixels."""
+
+    codec: str
+    bit_depth: int
+    chroma_format: str
+    width: int
+    height: int
+
+    def fits(self, config: StreamConfig) -> bool:
+        """Whether a stream is of this format, by what its container says."""
+        mine = (self.codec, self.bit_depth, self.chroma_format)
+        return mine == (config.codec, config.bit_depth, config.chroma_format) and (
+            config.width <= self.width and config.height <= self.height
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is: the device's name, its models, its decoders."""
+    """What an engine is: the device's name, its models, its decoders, and what its hardware decodes, where it has such."""
 
     device: str
     models: tuple[Manifest, ...]
     decoders: tuple[DecoderState, ...]
+    hardware: tuple[HardwareFormat, ...] = ()
+
+    def is_left_to_software(self, config: StreamConfig) -> bool:
+        """Whether software decodes a stream beside hardware that decodes others. False where there is no such hardware."""
+        return bool(self.hardware) and not any(format.fits(config) for format in self.hardware)
 
 
 class Engine(Protocol):

@@ -17,9 +17,9 @@ PRIORITIES = ("interactive", "normal", "bulk")
 class QueueStats:
     """Work that waits: `depth` of `limit` places (0: no limit) are taken, by work of one priority.
 
-    `queue` is `receive` (calls that wait to be read), `decode` (calls that wait for a decoder), `pictures` (pictures between
-    decoding and their scores), `infer` (pictures that wait for a batch of `model`) or
-    `places` (pictures that wait to be in `infer`).
+    `queue` is `receive` (calls that wait to be read), `turn` (calls that were read and wait for a place), `decode` (calls that
+    wait for a decoder), `pictures` (pictures between decoding and their scores), `infer` (pictures that wait for a batch of
+    `model`) or `places` (pictures that wait to be in `infer`).
     """
 
     queue: str

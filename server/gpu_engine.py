@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 from opentelemetry import trace
 
 from decoder_pool.decoder import Decoded, DecoderBroken, DecoderFactory, DecodeUnit, DrivenDecoder
+from decoder_pool.nvdec.stream import Bounds
 from decoder_pool.picture import Picture
 from decoder_pool.pool import DecoderPool, Lease
 from keyglance.errors import DeadlineExceeded, GpuLost, ModelFailed, WorkerLost
@@ -27,7 +28,7 @@ from models.frame_group import FrameAnswer, FrameGroup
 from models.preprocess import Preprocessor
 from models.thumbnail import thumbnail
 from server.degradation import Degradation, DegradationReason
-from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome, HardwareFormat
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
 from server.job_work import cause, found_config, skipped
 from server.timing import StepTiming
@@ -51,6 +52,11 @@ class GpuLane(DecoderFactory, Protocol):
 
     #: Called with the reason when a decoder breaks, also where software takes over and no call fails.
     on_broken: Callable[[str], None]
+
+    @property
+    def capabilities(self) -> Mapping[tuple[str, int, str], Bounds]:
+        """What it decodes: the largest size by codec, bit depth and chroma format."""
+        ...
 
     @property
     def uploader(self) -> Upload:
@@ -226,6 +232,10 @@ class GpuEngine:
         self._software = software
         self._device_name = device_name
         self._pci_bus_id = pci_bus_id
+        self._hardware = tuple(
+            HardwareFormat(codec, depth, chroma, bounds.width, bounds.height)
+            for (codec, depth, chroma), bounds in factory.capabilities.items()
+        )
         self._started = started
         self._ended = ended
         self._preprocessor = Preprocessor()
@@ -257,6 +267,7 @@ class GpuEngine:
             decoders=tuple(
                 DecoderState(state.kind, len(state.decoders), state.limit, tuple(pool.factory.codecs())) for state, pool in states
             ),
+            hardware=self._hardware,
         )
 
     def stats(self) -> EngineStats:

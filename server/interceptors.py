@@ -31,6 +31,7 @@ from server.logs import ACCESS
 from server.receive_budget import ReceiveBudget
 from server.statuses import to_grpc_status
 from server.telemetry import Telemetry
+from server.urgency import Urgency
 
 #: Trailing metadata of every call: the W3C trace id, 32 hexadecimal digits.
 TRACE_ID_KEY = "keyglance-trace-id"
@@ -49,6 +50,9 @@ _FAULTS = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
+
+#: Methods that decode and infer, and need a place for it.
+_WORK = frozenset({"Label"})
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger(ACCESS)
@@ -106,6 +110,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         begin = time.monotonic()
         remaining = context.time_remaining()
         deadline = Deadline.after(self._default_deadline if remaining is None else remaining)
+        metadata = tuple(context.invocation_metadata() or ())
         peer = unquote(context.peer())
         attributes: dict[str, AttributeValue] = {
             rpc.RPC_SYSTEM_NAME: rpc.RpcSystemNameValues.GRPC.value,
@@ -115,7 +120,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         response, failure = b"", None
         with self._telemetry.tracer.start_as_current_span(
             method,
-            context=self._telemetry.extract(tuple(context.invocation_metadata() or ())),
+            context=self._telemetry.extract(metadata),
             kind=SpanKind.SERVER,
             attributes=attributes,
             record_exception=False,
@@ -123,6 +128,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         ) as span:
             trace_id = trace.format_trace_id(span.get_span_context().trace_id)
             call = Call(method, peer, deadline, trace_id, self._telemetry.steps(deadline))
+            call.urgency = Urgency.announced(metadata, deadline.at, self._admission.overload.settings.caller_key)
             call.enter()
             context.set_trailing_metadata(((TRACE_ID_KEY, trace_id),))
             outcome = _Outcome(grpc.StatusCode.UNKNOWN)
@@ -182,10 +188,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call: Call,
         held: AsyncExitStack,
     ) -> Any:
-        """The request, parsed; the call stays admitted and its size reserved until `held` is left."""
+        """The request, parsed; the call stays admitted, its size reserved and its place taken until `held` is left.
+
+        What can be refused without it is refused before it is read. The call waits for its place afterwards, in memory that the
+        budget bounds: only the request tells how urgent it is, and a slow sender must not hold a place.
+        """
+        works = call.method.rpartition("/")[2] in _WORK
         with call.steps.step("receive") as step:
             asked = time.monotonic()
             await held.enter_async_context(self._admission.admit(call))
+            if works:
+                self._admission.overload.come(call.urgency)
             reservation = await held.enter_async_context(self._budget.reserve(self._reservation))
             step.waited(time.monotonic() - asked)
             try:
@@ -205,9 +218,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             step.set("bytes", len(message))
             deserializer = handler.request_deserializer
             try:
-                return message if deserializer is None else deserializer(message)
+                request = message if deserializer is None else deserializer(message)
             except Exception as error:
                 raise BadPolicy(f"the {len(message):,} bytes received are no request of {call.method}: {error}") from None
+            del message  # the request is waited with, not both
+            if works:
+                call.urgency = call.urgency.of_request(request)
+                call.steps.priority = call.urgency.priority.name.lower()
+                asked = time.monotonic()
+                call.place = await held.enter_async_context(self._admission.overload.place(call.urgency))
+                step.waited(time.monotonic() - asked)
+            return request
 
     def _unexpected(self, span: Span, call: Call, error: BaseException) -> InternalError:
         _log.exception("unexpected error in %s", call.method, extra={"peer": call.peer, **call.facts})

@@ -25,6 +25,7 @@ from server.config import Config, ServerSection
 from server.engine import Engine
 from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
+from server.overload import Overload
 from server.readings import EngineSource, calls_readings
 from server.receive_budget import ReceiveBudget
 from server.start_error import StartError as StartError
@@ -122,7 +123,8 @@ class Server:
         self._config = config
         self._telemetry = telemetry
         self._parts = parts
-        self._admission = Admission(config.server.concurrent_calls)
+        overload = Overload(config.overload, software_calls=config.decoders.most, refused=telemetry.metrics.refused)
+        self._admission = Admission(config.server.concurrent_calls, overload)
         self._budget = ReceiveBudget(config.receive.budget, queue_limit=config.receive.queue_limit)
         self._health = HealthServicer([SERVICE])
         self._grpc: grpc.aio.Server | None = None

@@ -21,6 +21,9 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 
 from keyglance.errors import ERRORS
 from server.degradation import DegradationReason
+from server.engine import Priority
+from server.lane import REFUSALS
+from server.overload import LaneName
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Instrument:
 _STEPS = "receive, index, sample, decode, preprocess, infer, fuse, or engine for work that failed there"
 _KIND = "the kind of decoder: cpu, nvdec"
 _MODEL = "an installed model"
+_LANE = "main; software for calls that a GPU leaves to software"
+_BY_LANE = {"lane": _LANE}
 _DEVICE = {"hw.id": "the GPU's UUID", "hw.name": "the GPU's product name"}
 _GPU = {**_DEVICE, "hw.type": "gpu"}
 _BY_KIND, _BY_MODEL = {"kind": _KIND}, {"model": _MODEL}
@@ -87,6 +92,36 @@ CALLS_FAILED = Instrument(
 )
 CALLS_ACTIVE = Instrument("keyglance.calls.active", Kind.OBSERVED_SUM, "{call}", "Calls that are being answered or wait.")
 CALLS_LIMIT = Instrument("keyglance.calls.limit", Kind.OBSERVED_SUM, "{call}", "Calls at which further ones are refused.")
+CALLS_REFUSED = Instrument(
+    "keyglance.calls.refused",
+    Kind.COUNTER,
+    "{call}",
+    "Calls that were refused because there are too many, or because they could not have been in time.",
+    {
+        "lane": _LANE,
+        "refused": "calls (too many in flight), room (too many wait), evicted (for more urgent ones, or callers with fewer), "
+        "deadline (it would pass while they wait), too_short (for such calls at any time)",
+        "priority": "interactive, normal, bulk",
+    },
+)
+CALLS_SERVING = Instrument(
+    "keyglance.calls.serving", Kind.OBSERVED_SUM, "{call}", "Calls that are worked on: they have a place.", _BY_LANE
+)
+CALLS_PLACES = Instrument(
+    "keyglance.calls.places",
+    Kind.OBSERVED_SUM,
+    "{call}",
+    "Calls that are worked on at once at the most; follows what is measured.",
+    _BY_LANE,
+)
+LOAD = Instrument(
+    "keyglance.load",
+    Kind.OBSERVED_GAUGE,
+    "1",
+    "How near a lane is to refusing calls: 0 while none wait, 1 when it does.",
+    _BY_LANE,
+)
+LOAD_STEP = Instrument("keyglance.load.step", Kind.OBSERVED_GAUGE, "{step}", "Which of overload.steps is in effect, 0 for none.")
 RECEIVE_RESERVED = Instrument(
     "keyglance.receive.reserved", Kind.OBSERVED_SUM, "By", "Bytes of the receive budget that requests in flight hold."
 )
@@ -113,7 +148,7 @@ STEP_WAIT = Instrument(
     "keyglance.step.wait",
     Kind.HISTOGRAM,
     "s",
-    "Time that a step waited: for admission and the receive budget, for a decoder, for a batch.",
+    "Time that a step waited: for the receive budget and the call's turn, for a decoder, for a batch.",
     {"step": "receive, decode, infer", "priority": "interactive, normal, bulk"},
     STEP_BOUNDARIES,
 )
@@ -143,10 +178,10 @@ QUEUE_DEPTH = Instrument(
     "keyglance.queue.depth",
     Kind.OBSERVED_SUM,
     "{item}",
-    "Work that waits: calls to be received or for a decoder; pictures for their scores, for a batch, for a place in that queue.",
+    "Calls that wait to be received, for their turn, for a decoder; pictures for scores, for a batch, for a place in that queue.",
     {
-        "queue": "receive, decode, pictures, infer, places",
-        "model": f"{_MODEL}, for infer and places; the kind of decoder, for decode; else empty",
+        "queue": "receive, turn, decode, pictures, infer, places",
+        "model": f"{_MODEL}, for infer and places; the kind of decoder, for decode; the lane, for turn; else empty",
         "priority": "interactive, normal, bulk",
     },
 )
@@ -155,7 +190,7 @@ QUEUE_LIMIT = Instrument(
     Kind.OBSERVED_SUM,
     "{item}",
     "Places of the queues that are bounded.",
-    {"queue": "receive, pictures, infer", "model": f"{_MODEL}, for infer; else empty"},
+    {"queue": "receive, turn, pictures, infer", "model": f"{_MODEL}, for infer; the lane, for turn; else empty"},
 )
 BATCHES = Instrument(
     "keyglance.batches",
@@ -280,6 +315,10 @@ class Metrics:
         """Counters of what seldom happens begin at 0, so that the first one is an increase for whoever watches."""
         for reason in (*ERRORS, "OTHER"):
             self._counters[CALLS_FAILED.name].add(0, {"reason": reason})
+        for refused in REFUSALS:
+            for priority in Priority:
+                for lane in LaneName:
+                    self.refused(lane, refused, priority, count=0)
         for degradation in DegradationReason:
             self._counters[DEGRADATIONS.name].add(0, {"reason": degradation.name})
 
@@ -291,6 +330,11 @@ class Metrics:
         self._histograms[CALL_DURATION.name].record(seconds, labels)
         if status != "OK":
             self._counters[CALLS_FAILED.name].add(1, {"reason": reason if reason in ERRORS else "OTHER"})
+
+    def refused(self, lane: str, reason: str, priority: Priority, *, count: int = 1) -> None:
+        """A call was refused, for one of `server.lane.REFUSALS`."""
+        labels = {"lane": str(lane), "refused": reason, "priority": priority.name.lower()}
+        self._counters[CALLS_REFUSED.name].add(count, labels)
 
     def step(self, step: str, seconds: float, *, waited: float = 0.0, priority: str = "normal", error: str | None = None) -> None:
         """One step of a call ended; `error` is what ended it early."""

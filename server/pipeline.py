@@ -21,7 +21,9 @@ from models.fusion import FrameScores, Fusion, VideoLabel
 from models.manifest import Manifest
 from models.policy import Judgement, Policy
 from server.degradation import Degradation, DegradationReason, merge
-from server.engine import Engine, EngineJob, EngineResult, FrameOutcome
+from server.engine import Engine, EngineJob, EngineResult, FrameOutcome, Priority
+from server.overload import LaneName, Place
+from server.quality import FULL, Quality, told
 from server.sources import Given, Ranges, Source, Uri, WholeBytes, receive
 from server.telemetry import Steps
 from server.timing import StepTiming
@@ -37,7 +39,10 @@ _SOURCE_KINDS: dict[type[Given], str] = {WholeBytes: "data", Ranges: "ranges", U
 
 @dataclass(frozen=True, slots=True)
 class LabelCall:
-    """One request, checked. `deadline` is on `time.monotonic()`'s clock, `thumbnail_size` in pixels (0: none)."""
+    """One request, checked. `deadline` is on `time.monotonic()`'s clock, `thumbnail_size` in pixels (0: none).
+
+    `quality` is what the load leaves of what was asked for; `place` is where the call is worked on, None where nobody counts.
+    """
 
     sampling: SamplingPolicy
     models: tuple[str, ...]
@@ -45,6 +50,9 @@ class LabelCall:
     frame_scores: bool
     thumbnail_size: int
     deadline: float
+    priority: Priority = Priority.NORMAL
+    quality: Quality = FULL
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +102,14 @@ class Answer:
 class Sampled:
     """What is to be looked at: the index, the plan, and the packets of the plan, which the owner closes.
 
-    `spares` are samples that the plan has in reserve and whose bytes did not come.
+    `spares` are samples that the plan has in reserve and whose bytes did not come. `lowered` is what the load took from the plan.
     """
 
     index: VideoIndex
     plan: SamplingPlan
     job: EngineJob = field(repr=False)
     spares: frozenset[int]
+    lowered: tuple[Degradation, ...] = ()
 
 
 class Pipeline:
@@ -120,7 +129,8 @@ class Pipeline:
         self._policy = policy
         self._source_limits = source_limits
         self._sampling_limits = sampling_limits
-        self._manifests = {manifest.name: manifest for manifest in engine.info().models}
+        self._info = engine.info()
+        self._manifests = {manifest.name: manifest for manifest in self._info.models}
         self._fusion = Fusion(self._manifests.values())
         self._preprocessing_digest = functools.lru_cache(_DIGESTS_KEPT)(
             lambda *models: _digest([asdict(self._manifests[name].inputs) for name in models])
@@ -134,7 +144,7 @@ class Pipeline:
         sampled = await self._index_and_sample(source, call, steps)
         partial = source if sampled.spares else None  # else all that the call may need is copied, and the file's bytes go
         del source
-        result = await self._run(sampled.job, steps)
+        result = await self._run(sampled.job, call.place, steps)
         if partial is not None and (lacking := _lost_for_want_of_bytes(sampled, result)):
             raise partial.needs(partial.missing(lacking))
         with steps.step("fuse") as step:
@@ -143,15 +153,21 @@ class Pipeline:
             step.set("verdict", answer.judgement.verdict.name.lower())
         return answer
 
-    async def _run(self, job: EngineJob, steps: Steps) -> EngineResult:
+    async def _run(self, job: EngineJob, place: Place | None, steps: Steps) -> EngineResult:
         """The engine's work; its steps in the trace, or where it failed the time that went into it, with the reason."""
         begin = time.monotonic()
         try:
             with job.packets:
+                if place is not None and self._info.is_left_to_software(job.config):
+                    await place.enter(LaneName.SOFTWARE)
+                    turn = time.monotonic()
+                    steps.add(StepTiming("decode", begin, turn, turn - begin))
                 result = await self._engine.run(job)
         except BaseException as error:
             steps.add(StepTiming("engine", begin, time.monotonic()), error=error)
             raise
+        if place is not None:
+            place.answered(sum(timing.wait for timing in result.timings))
         _tell_steps(steps, result)
         return result
 
@@ -166,9 +182,10 @@ class Pipeline:
             step.set("samples", len(opened.index.samples))
         async with opened:
             with steps.step("sample") as step:
-                chosen = await opened.plan(call.sampling, self._sampling_limits)
-                if not chosen.frames:
+                full = await opened.plan(call.sampling, self._sampling_limits)
+                if not full.frames:
                     raise _nothing_to_see(opened.index)
+                chosen = call.quality.plan(full, call.sampling.largest_gap)
                 wanted = [sample for run in chosen.runs for sample in run.samples]
                 spare = {sample for run in chosen.runs for sample in run.samples[len(run.samples) - run.spare :]}
                 packets, listed = await opened.packets(wanted, spare)
@@ -176,16 +193,19 @@ class Pipeline:
                 step.set("packets", len(listed))
                 step.set("packets.bytes", packets.size)
                 index = opened.index
+        models, left_out = call.quality.models(call.models, self._info.models)
         job = EngineJob(
             config=index.config,
             orientation=index.orientation,
             units=units(chosen, listed),
             packets=packets,
-            models=call.models,
+            models=models,
+            priority=call.priority,
             deadline=call.deadline,
             thumbnail_size=call.thumbnail_size,
         )
-        return Sampled(index, chosen, job, frozenset(wanted) - {packet.sample for packet in listed})
+        spares = frozenset(wanted) - {packet.sample for packet in listed}
+        return Sampled(index, chosen, job, spares, tuple(told(full, chosen, left_out)))
 
     def _fuse(self, call: LabelCall, sampled: Sampled, result: EngineResult) -> Answer:
         outcomes = {outcome.sample: outcome for outcome in result.frames}
@@ -197,7 +217,9 @@ class Pipeline:
             first = next((frame.outcome.detail for frame in frames if frame.outcome.detail), "the decoder gave no picture")
             raise CorruptVideo(f"none of {len(frames)} pictures could be decoded: {first}", facts={"frames": str(len(frames))})
         covered = coverage(sampled.index, [frame.time for frame in seen])
-        degradations = merge([*_degradations(sampled.index, frames, covered, call.sampling), *result.degradations])
+        degradations = merge(
+            [*sampled.lowered, *_degradations(sampled.index, frames, covered, call.sampling), *result.degradations]
+        )
         models = tuple(self._manifests[name] for name in dict.fromkeys(n for frame in seen for n in frame.outcome.results))
         labels = self._fusion.fuse(
             [FrameScores(frame.time, frame.outside_edit, frame.outcome.results) for frame in seen], least_score=call.least_score
@@ -213,7 +235,7 @@ class Pipeline:
             degradations=degradations,
             provenance=Provenance(
                 policy_digest=self._policy.digest,
-                sampling_digest=_digest([asdict(call.sampling), asdict(self._sampling_limits)]),
+                sampling_digest=_digest([asdict(call.sampling), asdict(self._sampling_limits), *call.quality.sampling]),
                 preprocessing_digest=self._preprocessing_digest(*(manifest.name for manifest in models)),
             ),
             frame_scores=call.frame_scores,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from server.admission import Admission
-from server.engine import Engine
+from server.engine import Engine, Priority
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
 from server.gpu_readings import GpuReadings
 from server.metrics import (
@@ -17,11 +17,15 @@ from server.metrics import (
     BATCHES_FAILED,
     CALLS_ACTIVE,
     CALLS_LIMIT,
+    CALLS_PLACES,
+    CALLS_SERVING,
     DECODERS,
     DECODERS_EVICTED,
     DECODERS_LIMIT,
     ENGINE_HEALTHY,
     LEASES,
+    LOAD,
+    LOAD_STEP,
     QUEUE_DEPTH,
     QUEUE_LIMIT,
     RECEIVE_LIMIT,
@@ -51,6 +55,15 @@ def calls_readings(admission: Admission, budget: ReceiveBudget) -> Iterator[Read
     yield Reading(RECEIVE_RESERVED, budget.reserved)
     yield Reading(RECEIVE_LIMIT, budget.total)
     yield from queue_readings(QueueStats("receive", budget.waiting, budget.queue_limit))
+    yield Reading(LOAD_STEP, admission.overload.steps.step)
+    for name, lane in admission.overload.lanes.items():
+        label = {"lane": str(name)}
+        yield Reading(CALLS_SERVING, lane.serving, label)
+        yield Reading(CALLS_PLACES, lane.limit.value, label)
+        yield Reading(LOAD, lane.load, label)
+        for priority in Priority:
+            waiting = QueueStats("turn", lane.waiting(priority), lane.longest_room, str(name), priority.name.lower())
+            yield from queue_readings(waiting)
 
 
 class EngineSource:

@@ -19,6 +19,7 @@ from server.config import Config
 from server.degradation import Degradation
 from server.engine import Engine
 from server.pipeline import Answer, LabelCall, LookedAt, Pipeline
+from server.quality import FULL
 from server.sources import Given, Part, Ranges, Uri, WholeBytes
 from server.timing import StepTiming
 
@@ -86,6 +87,8 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
         if request.request_id:
             call.facts["request_id"] = request.request_id
         defaults = self._config.sampling
+        if request.priority not in pb.Priority.values():
+            raise BadPolicy(f"priority is {request.priority}, allowed are {', '.join(pb.Priority.keys())}")
         least = request.least_score if request.HasField("least_score") else defaults.least_score
         if not 0 <= least <= 1:
             raise BadPolicy(f"least_score is {least:g}, allowed are 0 to 1")
@@ -96,6 +99,9 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
             frame_scores=request.returns.frame_scores,
             thumbnail_size=_thumbnail_size(request.returns),
             deadline=call.deadline.at,
+            priority=call.urgency.priority,
+            quality=FULL if call.place is None else call.place.quality,
+            place=call.place,
         )
 
     def _sampling(self, asked: pb.SamplingPolicy) -> SamplingPolicy:

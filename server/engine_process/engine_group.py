@@ -62,7 +62,8 @@ class EngineGroup:
         if len(infos) == 1:
             return infos[0]
         devices = ", ".join(info.device for info in infos)
-        return EngineInfo(devices, self._first.models, tuple(decoders for info in infos for decoders in info.decoders))
+        decoders = tuple(decoders for info in infos for decoders in info.decoders)
+        return EngineInfo(devices, self._first.models, decoders, hardware=infos[0].hardware)
 
     def stats(self) -> EngineStats:
         """Nothing: the engines' own processes tell it."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -19,6 +19,7 @@ from decoder_pool.assignment import DecoderState
 from decoder_pool.decoder import Decoded, DecodeUnit, Packet
 from decoder_pool.fake import FakeDecoder, FakeFactory, FakeScript
 from decoder_pool.key import DecoderKey
+from decoder_pool.nvdec.stream import Bounds
 from decoder_pool.picture import Picture
 from decoder_pool.pool import DecoderPool
 from decoder_pool.shared_bytes import SharedBytes
@@ -81,6 +82,9 @@ class FakeGpu(FakeFactory):
     closed: bool = False
     in_software: frozenset[int] = frozenset()
     on_broken: Callable[[str], None] = print
+    capabilities: Mapping[tuple[str, int, str], Bounds] = field(
+        default_factory=lambda: {("h264", 8, "420"): Bounds(48, 16, 4096, 4096, 65536)}
+    )
 
     def make(self, key: DecoderKey) -> FakeDriven:
         decoder = FakeDriven(key, self)

@@ -227,8 +227,8 @@ class _Part:
         """Numbers of samples to look at, at most `room`; the gap grows until they fit."""
         if not len(self._usable) or room < 1:
             return []
-        spread = _spread(self._key_times, max(0, min(wanted, room)))
-        base = [int(self._keys[n]) for n in spread]
+        places = spread(self._key_times, max(0, min(wanted, room)))
+        base = [int(self._keys[n]) for n in places]
         if not len(self._keys):
             # Nothing here is flagged: the picture that takes the fewest samples stands for the missing keyframe.
             cost = self._usable - self._stream.entry[self._usable]
@@ -320,7 +320,7 @@ def _shares(weights: Sequence[float], total: int) -> list[int]:
     return [total - second, second]
 
 
-def _spread(times: Seconds, count: int) -> list[int]:
+def spread(times: Seconds, count: int) -> list[int]:
     """At most `count` indices into sorted times, spread evenly: nearest to even steps, then middles of the widest gaps."""
     if len(times) <= count:
         return list(range(len(times)))

@@ -1,0 +1,55 @@
+"""How many calls are worked on at once: as many as keep everything behind busy, and not many more."""
+
+from __future__ import annotations
+
+import math
+
+#: Calls that must have ended before the limit is set anew, if that is more than the limit itself.
+_LEAST_CALLS = 16
+
+
+class ConcurrencyLimit:
+    """A limit that follows measured times, by Little's law. A pure function of what it is told; no clock.
+
+    While all places are taken, of L calls at once L * (1 - w) are really worked on, where w is the share of their time that
+    calls wait in queues behind (for a decoder, for a batch). The limit is `headroom` times that, and one more. So with too
+    few places nothing waits and the limit grows by `headroom` each time; with too many the queues behind are long and it
+    falls. It rests where w = 1 - 1 / `headroom`: at 1.5 a third of a call's time is waiting, so that the next batch is
+    there when one ends. Calls that end while places are free say nothing of how many are needed.
+    """
+
+    def __init__(self, *, first: int, least: int, most: int, headroom: float) -> None:
+        if not 1 <= least <= first <= most:
+            raise ValueError(f"1 <= least <= first <= most is wanted, got {least}, {first}, {most}")
+        if not headroom > 1:
+            raise ValueError(f"headroom is {headroom}, more than 1 is wanted")
+        self.least, self.most = least, most
+        self._headroom = headroom
+        self._value = float(first)
+        self._calls = 0
+        self._served = self._waited = 0.0
+
+    @property
+    def value(self) -> int:
+        """Calls at once, `least` to `most`."""
+        return math.floor(self._value)
+
+    def observe(self, served: float, waited: float, *, short: bool) -> None:
+        """A call was answered `served` seconds after it had its place, of which it waited `waited` in queues behind.
+
+        `short`: calls wait for places.
+        """
+        if not short:
+            return
+        self._calls += 1
+        self._served += served
+        self._waited += min(waited, served)
+        if self._calls < max(_LEAST_CALLS, self.value) or not self._served:
+            return
+        worked_on = self._value * (1 - self._waited / self._served)
+        self._value = min(max(worked_on * self._headroom + 1, self.least), self.most)
+        self._calls = 0
+        self._served = self._waited = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ConcurrencyLimit {self.value} of {self.least} to {self.most}>"

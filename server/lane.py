@@ -1,0 +1,220 @@
+"""A lane: places in which calls are worked on, and the room in which further ones wait."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from keyglance.errors import DeadlineExceeded, KeyglanceError, Overloaded
+from server.concurrency_limit import ConcurrencyLimit
+from server.engine import Priority
+from server.service_times import ServiceTimes
+from server.urgency import Urgency
+from server.waiting_room import Waiter, WaitingRoom
+
+#: From this load on the room is short, until the load has been below the second for so many seconds.
+_FULL, _RELAXED, _CALM = 0.9, 0.5, 5.0
+#: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
+_SHORT = 0.5
+_LEAST_ROOM = 2
+#: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.
+_RETRY, _SOONEST, _LATEST = 1.0, 0.25, 30.0
+
+#: Called with the reason and the priority of a call that is refused; the reasons are `REFUSALS`.
+Refused = Callable[[str, Priority], None]
+
+#: Why calls are refused: too many calls at once, no room to wait in, room given to a more urgent call or to a caller with less,
+#: a deadline that would pass while the call waits, a deadline shorter than such calls take.
+REFUSALS = ("calls", "room", "evicted", "deadline", "too_short")
+
+
+class Lane:
+    """At most `limit` calls are worked on, at most `waiting` wait; what cannot be in time is refused when it comes.
+
+    As long as nobody has to be refused, calls may wait for as long as their deadlines allow. Where some must be refused in any
+    case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is short.
+
+    `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
+    refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: ConcurrencyLimit,
+        *,
+        waiting: int,
+        settle: float,
+        clock: Callable[[], float],
+        refused: Refused = lambda reason, priority: None,
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self.longest_room = waiting
+        self.serving = 0
+        self.times = ServiceTimes()
+        self._room: WaitingRoom[asyncio.Future[None]] = WaitingRoom()
+        self._in_work: Counter[str] = Counter()
+        self._clock = clock
+        self._refused = refused
+        self._settle = settle
+        self._load = 0.0
+        self._sampled = -math.inf
+        self._short = False
+        self._strained = -math.inf
+
+    @property
+    def load(self) -> float:
+        """0 to 1, as it was when a call came last or the room became empty."""
+        return self._load
+
+    @property
+    def room(self) -> int:
+        """Calls that may wait now."""
+        if not self._short:
+            return self.longest_room
+        return min(self.longest_room, max(_LEAST_ROOM, int(self.limit.value * _SHORT)))
+
+    def waiting(self, priority: Priority | None = None) -> int:
+        """Calls that wait, of one priority or of all."""
+        return len(self._room) if priority is None else self._room.count(priority)
+
+    def capacity(self) -> float | None:
+        """Calls a second that can be worked on, None where that is not known."""
+        mean = self.times.mean(self._clock())
+        return self.limit.value / mean if mean else None
+
+    def retry_after(self) -> float:
+        """Seconds in which all that is here now should be done."""
+        if not (capacity := self.capacity()):
+            return _RETRY
+        return min(max((len(self._room) + self.serving) / capacity, _SOONEST), _LATEST)
+
+    def come(self, urgency: Urgency) -> None:
+        """A call comes. Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known."""
+        refusal, load = self._judge(urgency)
+        self._sample(load)
+        if refusal is not None:
+            raise refusal
+
+    def overrun(self) -> None:
+        """A call was refused before it came here, because there are too many."""
+        self._sample(1.0)
+
+    async def enter(self, urgency: Urgency) -> None:
+        """Takes a place, or waits for one. Raises as `come` does, also later: to make room for others."""
+        refusal, _ = self._judge(urgency)
+        if refusal is not None:
+            raise refusal
+        if self._is_free:
+            self._take(urgency.caller)
+            return
+        if len(self._room) >= self.room and (weakest := self._room.weakest(urgency)) is not None:
+            self._room.remove(weakest)
+            self._turn_away(weakest, "evicted", "room was made for a more urgent call, or for one of a caller with fewer of them")
+        granted = asyncio.get_running_loop().create_future()
+        waiter = self._room.add(urgency, granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not waiter.gone:
+                self._room.remove(waiter)
+                self._look_whether_empty()
+            elif granted.done() and not granted.cancelled() and granted.exception() is None:
+                self.release(urgency.caller)  # it was granted in the same turn of the loop
+            raise
+
+    def release(self, caller: str) -> None:
+        """Gives a place back."""
+        self.serving -= 1
+        self._in_work[caller] -= 1
+        if not self._in_work[caller]:
+            del self._in_work[caller]
+        self._grant()
+
+    def observe(self, urgency: Urgency, served: float, waited: float | None) -> None:
+        """A call that had a place ended `served` seconds later, with an answer for which it `waited` in queues behind, or
+        without one because its deadline passed (None). To be told before its place is given back.
+        """
+        self.times.add(urgency.kind, served, self._clock())
+        if waited is not None:
+            self.limit.observe(served, waited, short=len(self._room) > 0)
+
+    @property
+    def _is_free(self) -> bool:
+        return not self._room and self.serving < self.limit.value
+
+    def _judge(self, urgency: Urgency) -> tuple[KeyglanceError | None, float]:
+        """Why a call should be refused, if it should, and the load that it meets."""
+        now = self._clock()
+        usual = self.times.median(urgency.kind, now)
+        left = urgency.deadline - now - (usual or 0.0)
+        if self._is_free:
+            # An idle lane tries whatever comes: else it would never learn that calls have become faster.
+            if left < 0 and self.serving:
+                return self._too_short(urgency, usual or 0.0, now), 0.0
+            return None, 0.0
+        waiting = len(self._room)
+        if waiting >= self.room and self._room.weakest(urgency) is None:
+            return self._overloaded(urgency, "room", f"{waiting} calls wait already, {self.serving} are worked on"), 1.0
+        mean = self.times.mean(now)
+        wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.limit.value
+        if usual is not None and wait > left:
+            expected = f"about {wait:.3g} s to wait and {usual:.3g} s of work are expected"
+            return self._overloaded(urgency, "deadline", f"{expected}, {urgency.deadline - now:.3g} s are left"), 1.0
+        return None, min(1.0, max((waiting + 1) / (self.room + 1), wait / left if left > 0 else 0.0))
+
+    def _overloaded(self, urgency: Urgency, reason: str, why: str) -> Overloaded:
+        self._refused(reason, urgency.priority)
+        return Overloaded(f"too many calls: {why}", facts={"refused": reason}, retry_after=self.retry_after())
+
+    def _too_short(self, urgency: Urgency, usual: float, now: float) -> DeadlineExceeded:
+        # Not `Overloaded`: nothing is to be waited for, so coming back does not help, and a longer deadline does.
+        self._refused("too_short", urgency.priority)
+        return DeadlineExceeded(
+            f"the deadline is too short: {max(0.0, urgency.deadline - now):.3g} s are left, such calls take {usual:.3g} s",
+            facts={"refused": "too_short"},
+        )
+
+    def _turn_away(self, waiter: Waiter[asyncio.Future[None]], reason: str, why: str) -> None:
+        if not waiter.item.done():
+            waiter.item.set_exception(self._overloaded(waiter.urgency, reason, why))
+            waiter.item.exception()  # seen: whoever waits may be cancelled in this very turn of the loop
+
+    def _take(self, caller: str) -> None:
+        self.serving += 1
+        self._in_work[caller] += 1
+
+    def _grant(self) -> None:
+        now = self._clock()
+        while self.serving < self.limit.value and (waiter := self._room.take(self._in_work)) is not None:
+            if waiter.item.done():  # cancelled
+                continue
+            usual = self.times.median(waiter.urgency.kind, now)
+            if usual is not None and self.serving and now + usual > waiter.urgency.deadline:
+                left = max(0.0, waiter.urgency.deadline - now)
+                self._turn_away(waiter, "deadline", f"after waiting {left:.3g} s are left, such calls take {usual:.3g} s")
+                continue
+            self._take(waiter.urgency.caller)
+            waiter.item.set_result(None)
+        self._look_whether_empty()
+
+    def _look_whether_empty(self) -> None:
+        if not self._room and self._load:
+            self._sample(0.0)
+
+    def _sample(self, load: float) -> None:
+        now = self._clock()
+        self._load += (load - self._load) * -math.expm1(-(now - self._sampled) / self._settle)
+        self._sampled = now
+        if self._load >= _FULL:
+            self._short = True
+        if self._short and self._load >= _RELAXED:
+            self._strained = now
+        elif now - self._strained >= _CALM:
+            self._short = False
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.name}: {self.serving} of {self.limit.value} calls, {len(self._room)} wait>"

@@ -1,0 +1,147 @@
+"""Which calls are worked on, in which order, how thoroughly, and which are refused, when more come than can be answered."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from keyglance.errors import Overloaded
+from server.concurrency_limit import ConcurrencyLimit
+from server.config import OverloadSection
+from server.engine import Priority
+from server.lane import Lane
+from server.load_steps import LoadSteps
+from server.quality import FULL, Quality
+from server.urgency import Urgency
+
+#: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
+_FIRST, _FIRST_IN_SOFTWARE = 16, 4
+_LEAST_IN_SOFTWARE = 2
+
+
+class LaneName(enum.StrEnum):
+    """What calls are divided by: those that a GPU leaves to software take none of the others' places."""
+
+    MAIN = "main"
+    SOFTWARE = "software"
+
+
+#: Called with the lane, the reason (`server.lane.REFUSALS`) and the priority of each call that is refused.
+RefusedIn = Callable[[LaneName, str, Priority], None]
+
+
+class Place:
+    """The place of one call in a lane, and the quality in which it is answered."""
+
+    def __init__(self, overload: Overload, urgency: Urgency) -> None:
+        self.quality = FULL
+        self._overload = overload
+        self._urgency = urgency
+        self._lane: Lane | None = None
+        self._since = 0.0
+        self._waited: float | None = None
+
+    async def enter(self, name: LaneName) -> None:
+        """Leaves the lane in which it is, if it is in one, and waits for a place in another. Raises as `Lane.enter` does."""
+        if self._lane is not None:
+            lane, self._lane = self._lane, None
+            lane.release(self._urgency.caller)
+        lane = self._overload.lanes[name]
+        await lane.enter(self._urgency)
+        self._lane = lane
+        self._since = self._overload.clock()
+
+    def answered(self, waited: float) -> None:
+        """The call's work was done; `waited` seconds of that it stood in queues behind its place."""
+        self._waited = waited
+
+    def leave(self) -> None:
+        """Gives the place back; may be called without having one."""
+        if self._lane is None:
+            return
+        lane, self._lane = self._lane, None
+        now = self._overload.clock()
+        if self._waited is not None or now >= self._urgency.deadline:
+            lane.observe(self._urgency, now - self._since, self._waited)
+        lane.release(self._urgency.caller)
+
+
+class Overload:
+    """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes.
+
+    A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
+    """
+
+    def __init__(
+        self,
+        settings: OverloadSection | None = None,
+        *,
+        software_calls: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+        refused: RefusedIn = lambda lane, reason, priority: None,
+    ) -> None:
+        self.settings = settings = settings or OverloadSection()
+        self.clock = clock
+        least, most = settings.least_calls, settings.most_calls
+        in_software = max(1, min(software_calls, most))
+        limits = {
+            LaneName.MAIN: (min(max(_FIRST, least), most), least, most, settings.waiting),
+            LaneName.SOFTWARE: (
+                min(_FIRST_IN_SOFTWARE, in_software),
+                min(_LEAST_IN_SOFTWARE, in_software),
+                in_software,
+                settings.software_waiting,
+            ),
+        }
+        self.lanes = {
+            name: Lane(
+                name,
+                ConcurrencyLimit(first=first, least=low, most=high, headroom=settings.headroom),
+                waiting=waiting,
+                settle=settings.settle,
+                clock=clock,
+                refused=lambda reason, priority, name=name: refused(name, reason, priority),  # type: ignore[misc]
+            )
+            for name, (first, low, high, waiting) in limits.items()
+        }
+        self.steps = LoadSteps([step.load for step in settings.steps], settle=settings.settle, hold=settings.hold)
+        self._qualities = (FULL, *(Quality(step.frames, frozenset(step.leave_out)) for step in settings.steps))
+        self._refused = refused
+
+    def come(self, urgency: Urgency) -> None:
+        """A call comes. Raises as `Lane.come` does."""
+        main = self.lanes[LaneName.MAIN]
+        try:
+            main.come(urgency)
+        finally:
+            self.steps.update(self.clock(), main.load, main.capacity())
+
+    def too_many(self, priority: Priority, calls: int) -> Overloaded:
+        """The error for a call that finds so many already that it cannot even wait."""
+        main = self.lanes[LaneName.MAIN]
+        main.overrun()
+        self.steps.update(self.clock(), main.load, main.capacity())
+        self._refused(LaneName.MAIN, "calls", priority)
+        message = f"{calls} calls are in flight, no more are taken"
+        return Overloaded(message, facts={"refused": "calls"}, retry_after=main.retry_after())
+
+    @asynccontextmanager
+    async def place(self, urgency: Urgency) -> AsyncIterator[Place]:
+        """A place in the main lane for as long as the block runs. Raises as `Lane.enter` does."""
+        place = Place(self, urgency)
+        try:
+            await place.enter(LaneName.MAIN)
+            place.quality = self.quality(urgency.priority)
+            yield place
+        finally:
+            place.leave()
+
+    def quality(self, priority: Priority) -> Quality:
+        """How thoroughly calls are looked at now; interactive ones keep theirs one step longer."""
+        return self._qualities[max(0, self.steps.step - (priority is Priority.INTERACTIVE))]
+
+    def __repr__(self) -> str:
+        lanes = ", ".join(repr(lane) for lane in self.lanes.values())
+        return f"<Overload {lanes}, {self.steps!r}>"
