@@ -46,6 +46,7 @@ class World:
     """A supervisor in this process, its processes, and connections to its fronts."""
 
     supervisor: Supervisor
+    running: asyncio.Task[bool]
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -150,8 +151,9 @@ async def world(*, engines: int = 1, **server: object) -> AsyncIterator[World]:
         engine_module="tests.server.scripted_engine_main",
         front_module="tests.server.scripted_front_main",
     )
-    made, stop, bound = World(supervisor), asyncio.Event(), asyncio.Event()
+    stop, bound = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(supervisor.run(stop, bound=lambda address: bound.set()))
+    made = World(supervisor, running)
     waiting = asyncio.create_task(bound.wait())
     try:
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED, timeout=60)
@@ -276,9 +278,15 @@ async def test_an_engine_that_says_it_is_lost_is_replaced():
 async def test_with_two_engines_one_is_enough():
     async with world(engines=2) as it:
         channel = it.connect()
-        await eventually(lambda: len(it.processes()) == 4)
-        for _ in range(4):
-            await label(channel)
+
+        async def both_work() -> bool:
+            calls = [asyncio.create_task(label(channel, 200)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            now = held(it)
+            await asyncio.gather(*calls)
+            return now["engine-0"][0] > 0 and now["engine-1"][0] > 0
+
+        await eventually(both_work)
         os.kill(it.pid("engine-1"), signal.SIGSTOP)
         stopped = it.pid("engine-1")
         calls = [asyncio.create_task(label(channel, 300)) for _ in range(8)]
@@ -325,8 +333,8 @@ async def test_draining_answers_what_is_in_flight_on_all_fronts():
 async def test_a_server_whose_engine_cannot_start_does_not_start(monkeypatch: pytest.MonkeyPatch, way: str, message: str):
     monkeypatch.setenv("KEYGLANCE_TEST_ENGINE", way)
     with pytest.raises(StartError, match=message):
-        async with world():
-            await asyncio.sleep(60)
+        async with world() as it:  # it may listen already, as a server of one process does
+            await it.running
     assert not [child for child in psutil.Process().children() if "--name" in child.cmdline()]
 
 
