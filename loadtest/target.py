@@ -16,6 +16,7 @@ from loadtest.mix import MIXES
 from loadtest.server_process import ServerProcess
 
 ROOT = Path(__file__).parent.parent
+_START_SECONDS = 300.0  # on a GPU every graph is captured first
 
 
 def add_options(parser: argparse.ArgumentParser, *, mix: str) -> None:
@@ -55,7 +56,8 @@ def target(options: argparse.Namespace) -> Iterator[Target]:
     arguments = ["--config", str(options.config)] if options.config else []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyglance-load-")))
-        process = stack.enter_context(ServerProcess(scratch, arguments=arguments, environment=environment(options.set)))
+        started = ServerProcess(scratch, arguments=arguments, environment=environment(options.set), start_timeout=_START_SECONDS)
+        process = stack.enter_context(started)
         yield Target(process.address, describe(process.address), process)
 
 
