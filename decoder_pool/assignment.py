@@ -6,6 +6,7 @@ The pool calls `assign` after every change. It is all of the pool's policy; `dec
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,17 +97,21 @@ def assign(
     warm: Mapping[DecoderKey, int] | None = None,
     rekeyable: bool = False,
     restore: bool = True,
+    now: float = math.inf,
+    rest: float = 0.0,
 ) -> Assignment:
     """Decides for `waiting`, in the order in which they are to be served, over all `decoders` of one pool.
 
     Each caller gets, in this order: an idle decoder with the same configuration; an idle one of the same key; where
     decoders are `rekeyable`, any idle one; else one that is already starting; else a new one below `limit`; else a new one
     in place of an idle one of another key (above its warm minimum if there is such, then the least recently used); else it
-    waits. Only when nobody is left to wait without a decoder to come, the rest of the idle ones goes to callers that have
+    waits. Where decoders of the caller's key exist, only one above its warm minimum that has been idle for `rest` seconds (on
+    the clock of `now`) makes way: a busy decoder is free sooner than another one is made, and two keys under load would evict
+    each other's for ever. Only when nobody is left to wait without a decoder to come, the rest of the idle ones goes to callers that have
     use for more than one, the warm minimum is restored (unless `restore` is false), and the pool grows for callers that
     got fewer than they have use for. Evicted decoders are always idle; decoders never outnumber `limit`.
     """
-    desk = _Desk(decoders, limit, dict(warm or {}), rekeyable)
+    desk = _Desk(decoders, limit, dict(warm or {}), rekeyable, now - rest)
     served: list[Waiting] = []
     stuck = False
     for caller in waiting:
@@ -126,7 +131,9 @@ def assign(
 class _Desk:
     """The books of one assignment: what is still idle, coming and free while callers are served one after the other."""
 
-    def __init__(self, decoders: Sequence[DecoderView], limit: int, warm: dict[DecoderKey, int], rekeyable: bool) -> None:
+    def __init__(
+        self, decoders: Sequence[DecoderView], limit: int, warm: dict[DecoderKey, int], rekeyable: bool, rested: float
+    ) -> None:
         self.grants: list[Grant] = []
         self.creations: list[Creation] = []
         self._idle = [d for d in decoders if d.state is DecoderState.IDLE]
@@ -135,6 +142,7 @@ class _Desk:
         self._room = limit - len(decoders)
         self._warm = warm
         self._rekeyable = rekeyable
+        self._rested = rested  # idle since then, or longer
         self._granted: Counter[int] = Counter()
 
     def grant(self, caller: Waiting) -> bool:
@@ -163,7 +171,10 @@ class _Desk:
         elif self._idle:
             evicted = min(self._idle, key=self._dispensable)
             # With decoders that can be re-keyed one in place of another is no gain: the warm minimum counts them all alike.
-            if not on_the_way and (self._rekeyable or not self._surplus(evicted.key)):
+            if not on_the_way and self._rekeyable:
+                return False
+            needless = not on_the_way or self._alive[key] > 0
+            if needless and (not self._surplus(evicted.key) or evicted.used > self._rested):
                 return False
             self._idle.remove(evicted)
             self._alive[evicted.key] -= 1

@@ -25,6 +25,7 @@ from keyglance.video import StreamConfig
 
 #: How many decoders may break under one call's `configure` before the call fails.
 _ATTEMPTS = 3
+_LEAST_REST = 0.05
 
 
 def by_urgency(caller: Waiting) -> tuple[int, float, int]:
@@ -143,7 +144,8 @@ class Lease:
 class DecoderPool:
     """Lends decoders of one kind. At most `limit` exist at any moment, at least `warm` by key once `start` has returned.
 
-    Waiting callers are served `by_urgency`. `clock` is the clock of all deadlines, in seconds.
+    Waiting callers are served `by_urgency`. `clock` is the clock of all deadlines, in seconds. `rest`: seconds that a decoder
+    has been idle for before one of another key may take its place, unless that key has none.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class DecoderPool:
         size_classes: tuple[int, ...],
         warm: Mapping[DecoderKey, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        rest: float = 5.0,
     ) -> None:
         self.factory = factory
         self.limit = limit
@@ -164,6 +167,7 @@ class DecoderPool:
         if (least := sum(self._warm.values())) > limit:
             raise ValueError(f"{least} decoders are to be warm, more than the limit of {limit}")
         self._clock = clock
+        self._rest = rest
         self._lock = threading.Lock()
         self._members: list[_Member] = []
         self._callers: list[_Caller] = []
@@ -174,6 +178,8 @@ class DecoderPool:
         self._quiet.set()
         self._draining = False
         self._closed = False
+        self._settled = False  # whether the last assignment found the warm minimum there
+        self._later: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Makes the warm minimum; when one decoder cannot be started, closes all and raises what it raised."""
@@ -223,6 +229,8 @@ class DecoderPool:
     async def close(self) -> None:
         """Closes every decoder, also lent ones, in the middle of their work; callers that wait get Draining."""
         self._draining = self._closed = True
+        if self._later is not None:
+            self._later.cancel()
         with self._lock:
             callers, self._callers[:] = list(self._callers), []
             members = list(self._members)
@@ -304,7 +312,8 @@ class DecoderPool:
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())), asyncio.TaskGroup() as group:
                 for member, _ in granted:
-                    group.create_task(configure(member))
+                    if member.decoder.configured != config or member.configured != config or not member.decoder.settled:
+                        group.create_task(configure(member))
         except BaseException as error:
             for member, _ in granted:
                 self._return(member, broken=member in broken)
@@ -329,6 +338,10 @@ class DecoderPool:
             else:
                 member.state = DecoderState.IDLE if member.decoder.settled else DecoderState.SETTLING
             state = member.state
+            if state is DecoderState.IDLE and self._settled and not self._callers:  # the usual return: nothing to decide
+                if not any(other.state is DecoderState.LEASED for other in self._members):
+                    self._quiet.set()
+                return
         if state is DecoderState.CLOSING:
             self._spawn(self._retire(member))
         elif state is DecoderState.SETTLING:
@@ -348,6 +361,10 @@ class DecoderPool:
         for member, evicted in todo.creations:
             self._spawn(self._create(member, evicted))
 
+    def _look_again(self) -> None:
+        self._later = None
+        self._assign()
+
     def _plan(self, restore: bool) -> _Todo:
         self._callers[:] = [caller for caller in self._callers if not caller.granted.done()]
         callers = {caller.waiting.number: caller for caller in self._callers}
@@ -359,6 +376,8 @@ class DecoderPool:
             warm=self._warm,
             rekeyable=self.factory.rekeyable,
             restore=restore,
+            now=self._clock(),
+            rest=self._rest,
         )
         todo = _Todo()
         granted: dict[int, list[tuple[_Member, Outcome]]] = {}
@@ -372,7 +391,16 @@ class DecoderPool:
         todo.grants = [(callers[number], given) for number, given in granted.items()]
         self._callers[:] = [caller for caller in self._callers if caller.waiting.number not in granted]
         todo.creations = [self._admit(creation, members) for creation in plan.creations]
+        self._settled = restore and self._is_warm()
+        if not self._settled and self._later is None:  # what is in the way may have rested by then
+            self._later = asyncio.get_running_loop().call_later(max(self._rest, _LEAST_REST), self._look_again)
         return todo
+
+    def _is_warm(self) -> bool:
+        alive = Counter(member.key for member in self._members if member.state is not DecoderState.CLOSING)
+        if self.factory.rekeyable:
+            return alive.total() >= sum(self._warm.values())
+        return all(alive[key] >= least for key, least in self._warm.items())
 
     def _admit(self, creation: Creation, members: Mapping[int, _Member]) -> tuple[_Member, _Member | None]:
         evicted = None if creation.evict is None else members[creation.evict]

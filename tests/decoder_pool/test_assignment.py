@@ -183,3 +183,18 @@ def test_while_one_closes_no_other_that_can_be_rekeyed_is_evicted_for_the_warm_m
     small, large = DecoderKey("h264", 8, "420", 1088), DecoderKey("h264", 8, "420", 2048)
     decoders = [DecoderView(1, small, DecoderState.IDLE), DecoderView(2, large, DecoderState.CLOSING)]
     assert assign([], decoders, limit=2, warm={large: 2}, rekeyable=True) == Assignment()
+
+
+def test_two_keys_under_load_do_not_evict_each_others_decoders():
+    """A caller whose key has a decoder waits for it rather than take the place of a warm one, or of one that just worked."""
+    assert assign([caller(1, A)], [leased(1, A), idle(2, B)], limit=2, warm={A: 1, B: 1}) == Assignment()
+    busy = [leased(1, A), idle(2, B, used=99.0)]
+    assert assign([caller(1, A)], busy, limit=2, warm={A: 1}, now=100.0, rest=5.0) == Assignment()
+    rested = assign([caller(1, A)], busy, limit=2, warm={A: 1}, now=105.0, rest=5.0)
+    assert rested.creations == (Creation(A, evict=2, on_the_way=True),)
+
+
+def test_a_key_without_any_decoder_takes_even_a_warm_ones_place():
+    idlers = [idle(1, A, used=99.0), idle(2, B)]
+    plan = assign([caller(1, C)], idlers, limit=2, warm={A: 1, B: 1}, now=100.0, rest=5.0)
+    assert plan.creations == (Creation(C, evict=2, on_the_way=True),)

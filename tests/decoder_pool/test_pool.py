@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def soon(seconds: float = 5.0) -> float:
 
 
 def pool(factory: FakeFactory, limit: int = 2, warm: int = 1, **more: Any) -> DecoderPool:
+    more = {"rest": 0.0} | more
     return DecoderPool(factory=factory, limit=limit, size_classes=SIZES, warm={KEY: warm} if warm else {}, **more)
 
 
@@ -253,8 +255,8 @@ async def test_a_decoder_that_breaks_when_configured_costs_the_call_nothing_but_
     factory = FakeFactory(FakeScript(breaks_at_configure=2))
     p = pool(factory)
     await p.start()
-    for _ in range(2):
-        [lease] = await p.lease(H264, deadline=soon())
+    for config in (H264, H264, replace(H264, height=H264.height + 16)):  # the second is there already
+        [lease] = await p.lease(config, deadline=soon())
         lease.release()
     assert p.snapshot().counters.broken == 1
     await p.close()
@@ -390,7 +392,7 @@ scripts = st.builds(
 def test_whatever_happens_everything_is_idle_or_closed_at_the_end(script, wanted, limit, rekeyable):
     async def scenario() -> None:
         factory = FakeFactory(script, rekeyable=rekeyable)
-        p = DecoderPool(factory=factory, limit=limit, size_classes=SIZES, warm={KEY: 1})
+        p = DecoderPool(factory=factory, limit=limit, size_classes=SIZES, warm={KEY: 1}, rest=0.0)
         await p.start()
 
         async def call(config: StreamConfig, most: int, after: float, patience: float) -> None:
