@@ -270,7 +270,7 @@ class GpuSection(_Section):
     decoder_limit: PositiveInt = Field(default=28, description="Most hardware decoders at once; 1 or more.")
     warm: tuple[WarmDecoders, ...] = Field(
         default=(
-            WarmDecoders(count=12),  # the keyframes of one call, all at once
+            WarmDecoders(count=16),  # the keyframes of one call, all at once, and so many keep every engine busy
             WarmDecoders(size_class=4096, count=2),
             WarmDecoders(codec="hevc", count=4),
             WarmDecoders(codec="hevc", bit_depth=10, count=1),
@@ -420,6 +420,16 @@ class TelemetrySection(_Section):
     prometheus: str = Field(
         default="",
         description="Where Prometheus can read metrics: HOST:PORT (9464 is usual, 0: any free one) or unix:PATH; empty: nowhere.",
+    )
+    profile_seconds: float = Field(
+        default=0.0,
+        description="Seconds of work, from the first call on, of which a profile is written; 0: none.",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    profile_file: Path = Field(
+        default=Path("keyglance-profile.json"),
+        description="Where the profile goes: a Chrome trace of the steps of all processes.",
     )
     console: bool = Field(default=False, description="Whether each finished trace is printed to standard error as a tree.")
     log_format: Literal["json", "text"] = Field(default="json", description="json for machines, text for terminals.")

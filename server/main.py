@@ -24,16 +24,24 @@ _log = logging.getLogger(__name__)
 @click.option("--listen", metavar="ADDRESS", help="Address to listen on: HOST:PORT (port 0: any free one) or unix:PATH.")
 @click.option("--port-file", type=click.Path(path_type=Path), help="Write the bound address into this file.")
 @click.option("--print-config", is_flag=True, help="Print the settings in effect as a commented TOML file, and end.")
+@click.option(
+    "--profile", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Write a Chrome trace of so much work."
+)
 @click.option("--check", is_flag=True, help="Start everything, label one tiny video, and end: exit code 0 if that went well.")
 @click.version_option(version("keyglance-server"), prog_name="keyglance-server")
-def main(config_path: Path | None, listen: str | None, port_file: Path | None, print_config: bool, check: bool) -> None:
+def main(
+    config_path: Path | None, listen: str | None, port_file: Path | None, print_config: bool, profile: float | None, check: bool
+) -> None:
     """Labels short videos in one gRPC call.
 
     Settings come from the file, then from the environment (KEYGLANCE_SECTION__NAME), then from these options. SIGTERM and
     SIGINT drain: calls in flight end, new ones are refused. Exit codes: 0 ended as asked, 1 could not start, 2 wrong settings.
     """
     try:
-        config = Config.load(config_path, overrides={"server": {"listen": listen}} if listen else None)
+        overrides: dict[str, dict[str, object]] = {"server": {"listen": listen}} if listen else {}
+        if profile is not None:
+            overrides["telemetry"] = {"profile_seconds": profile}
+        config = Config.load(config_path, overrides=overrides)
     except ConfigError as error:
         _fail(str(error), EXIT_USAGE)
     if print_config:
@@ -53,8 +61,13 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
     from server.check import check_server
     from server.engine_process.supervise import supervise
     from server.lifecycle import StartError, serve
+    from server.profile import ProfileJoiner, profile_of
     from server.telemetry import Telemetry, TelemetryError
 
+    profile = None if check else profile_of(config)
+    if profile is not None and not profile.file.parent.is_dir():
+        _fail(f"telemetry.profile_file: there is no folder {profile.file.parent}", EXIT_USAGE)
+    joiner = None if profile is None else ProfileJoiner(profile)
     try:
         if config.server.fronts and not check:
             logs.configure(config.telemetry.log_format, config.telemetry.log_level, process="supervisor")
@@ -62,7 +75,7 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
             return 0
         console = sys.stderr if config.telemetry.console else None
         prometheus = "" if check else config.telemetry.prometheus
-        telemetry = Telemetry.create(version=version("keyglance-server"), console=console, prometheus=prometheus)
+        telemetry = Telemetry.create(version=version("keyglance-server"), console=console, prometheus=prometheus, profile=profile)
         if check:
             click.echo(asyncio.run(check_server(config, telemetry, assemble)))
         else:
@@ -74,6 +87,9 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
     except Exception as error:
         _log.exception("unexpected error")
         _fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
+    finally:
+        if joiner is not None:
+            joiner.close()
     return 0
 
 

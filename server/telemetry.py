@@ -40,6 +40,7 @@ from server.deadline import Deadline
 from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
 from server.metrics import Metrics
 from server.process_readings import process_readings
+from server.profile import Profile, ProfileRecorder
 from server.timing import StepTiming
 
 SCOPE = "keyglance"
@@ -76,11 +77,13 @@ class Telemetry:
         process: str = "server",
         prometheus: str = "",
         others: Callable[[], Mapping[str, Path]] | None = None,
+        profile: Profile | None = None,
     ) -> Telemetry:
         """Providers with the exporters that the environment names and those given; `console` gets each trace as a tree.
 
         `process` is this one's part among several (`front-1`, `engine-0`). `prometheus`, HOST:PORT or unix:PATH, is where its
-        metrics can be read, together with those of `others`: by process the Unix sockets on which they serve theirs.
+        metrics can be read, together with those of `others`: by process the Unix sockets on which they serve theirs. `profile`
+        is what this process records its part of.
         Raises `TelemetryError` for variables that name an exporter or a protocol that is not installed, and for an address that
         cannot be used.
         """
@@ -94,6 +97,8 @@ class Telemetry:
         }
         resource = Resource.create(described).merge(_detected(process))
         processors = list(span_processors)
+        if profile is not None:
+            processors.append(ProfileRecorder(profile, process))
         readers = list(metric_readers)
         if exports_traces:
             processors.append(BatchSpanProcessor(OTLPSpanExporter()))

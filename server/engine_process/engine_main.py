@@ -11,6 +11,7 @@ from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_host import EngineHost
 from server.lifecycle import end_telemetry
+from server.profile import profile_of
 from server.readings import EngineSource
 from server.telemetry import Telemetry
 
@@ -27,7 +28,12 @@ async def run_engine(child: Child, settings: Settings, make_engine: MakeEngine) 
     """Starts an engine, serves it to the fronts that the supervisor connects, until it is told to end or the engine is lost."""
     config = settings.config
     # No trees of traces on the console here: a batch's root is printed where its callers' traces end, which is in the fronts.
-    telemetry = Telemetry.create(version=server_version(), process=child.name, prometheus=config.telemetry.prometheus)
+    telemetry = Telemetry.create(
+        version=server_version(),
+        process=child.name,
+        prometheus=config.telemetry.prometheus,
+        profile=profile_of(config),
+    )
     engine = make_engine(config, telemetry)
     telemetry.metrics.observe(EngineSource(engine))
     host = EngineHost(engine, most_jobs=max(_LEAST_JOBS, config.server.concurrent_calls * config.server.fronts))

@@ -12,6 +12,7 @@ from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_group import EngineGroup
 from server.lifecycle import Parts, serve_until
+from server.profile import profile_of
 from server.telemetry import Telemetry
 
 _log = logging.getLogger("server.engine_process.front_main")  # not __main__, which it is
@@ -32,7 +33,11 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
         await engines.close()
         return
     telemetry = Telemetry.create(
-        version=server_version(), console=console, process=child.name, prometheus=config.telemetry.prometheus
+        version=server_version(),
+        console=console,
+        process=child.name,
+        prometheus=config.telemetry.prometheus,
+        profile=profile_of(config),
     )
     watch = asyncio.create_task(_end_when_outdated(engines, child), name="watch the engines' models")
     try:
