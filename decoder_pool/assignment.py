@@ -107,9 +107,11 @@ def assign(
     in place of an idle one of another key (above its warm minimum if there is such, then the least recently used); else it
     waits. Where decoders of the caller's key exist, only one above its warm minimum that has been idle for `rest` seconds (on
     the clock of `now`) makes way: a busy decoder is free sooner than another one is made, and two keys under load would evict
-    each other's for ever. Only when nobody is left to wait without a decoder to come, the rest of the idle ones goes to callers that have
-    use for more than one, the warm minimum is restored (unless `restore` is false), and the pool grows for callers that
-    got fewer than they have use for. Evicted decoders are always idle; decoders never outnumber `limit`.
+    each other's for ever.
+
+    Only when nobody is left to wait without a decoder to come, the rest of the idle ones goes to callers that have use for
+    more than one, the warm minimum is restored (unless `restore` is false), and the pool grows for callers that got fewer
+    than they have use for. Evicted decoders are always idle; decoders never outnumber `limit`.
     """
     desk = _Desk(decoders, limit, dict(warm or {}), rekeyable, now - rest)
     served: list[Waiting] = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from keyglance.video import StreamConfig
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DecoderKey:
+class DecoderKey(NamedTuple):
     """Streams of one key can share a decoder by reconfiguring it (the rule of NVDEC, kept for every decoder)."""
 
     codec: str

@@ -100,7 +100,7 @@ async def reuse(bench: Bench) -> dict[str, Any]:
     for name, members in groups.items():
         clips = [bench.clips[file] for stem in members.split() for file in bench.clips if file.startswith(stem + ".")]
         factory = bench.factory()
-        one_class = replace(DecoderKey.of(clips[0].config, SIZE_CLASSES), size_class=1440 if name == "mpeg4" else 4096)
+        one_class = DecoderKey.of(clips[0].config, SIZE_CLASSES)._replace(size_class=1440 if name == "mpeg4" else 4096)
         kept = factory.make(one_class)
         await kept.start()
         counts: Counter[str] = Counter()

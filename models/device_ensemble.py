@@ -90,7 +90,9 @@ class DeviceEnsemble:
     `open_lanes` makes the models' lanes (and the fence) on the inference thread, at start. A batch has frames of calls that want
     the same models, on the same canvases; which, `models.frame_queue.FrameQueue` decides, and how many, `BatchPlan` by what
     each batch size was found to cost at start. While a batch runs, only full ones are enqueued behind it, so what comes
-    meanwhile gathers. `largest_wait` in seconds, `queue_limit` in frames: from then on batches no longer wait for more.
+    meanwhile gathers; but where nothing more is to come, there is nothing to wait for. While none runs, the frames of a call
+    that have come do not wait for the others where running them apart costs less time than the wait.
+    `largest_wait` in seconds, `queue_limit` in frames: from then on batches no longer wait for more.
     """
 
     def __init__(
@@ -111,11 +113,13 @@ class DeviceEnsemble:
         self._changed = threading.Condition()
         self._frames: FrameQueue[_Frame] = FrameQueue(largest_batch=1, largest_wait=largest_wait, limit=queue_limit)
         self._keys: dict[_Frame, Hashable] = {}
+        self._coming = 0  # frames of all calls that have neither come nor been given up
         self._outstanding = 0
         self._in_flight = 0
         self._closed = False
         self._lanes: dict[str, Lane] = {}
         self._fence: Fence | None = None
+        self._seconds: dict[str, float] = {}  # that each model takes for the largest batch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="infer")
         self._results: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read_all, name="results", daemon=True)
@@ -207,24 +211,13 @@ class DeviceEnsemble:
             raise ValueError(f"models are prepared for different batch sizes: {sorted(buckets)}")
         for lane in lanes:
             lane.open()
-        self.plan = BatchPlan({size: self._rehearse(size) for size in buckets.pop()})
+        sizes = buckets.pop()
+        self._seconds = {lane.manifest.name: _rehearse([lane], sizes[-1]) for lane in lanes}
+        usual = [self._lanes[name] for name in self.select() or self.names]
+        self.plan = BatchPlan({size: _rehearse(usual, size) for size in sizes})
         self._frames = FrameQueue(
             largest_batch=self.plan.largest, largest_wait=self._largest_wait, limit=max(self._queue_limit, self.plan.largest)
         )
-
-    def _rehearse(self, size: int) -> float:
-        """Seconds that a batch of `size` takes through the models that are on by default (all, where none is)."""
-        lanes = [self._lanes[name] for name in self.select() or self.names]
-        times = []
-        for _ in range(_REHEARSALS):
-            begin = time.perf_counter()
-            on_the_way = [lane.rehearse(size) for lane in lanes]
-            for results in on_the_way:
-                results.outputs()
-            times.append(time.perf_counter() - begin)
-            for results in on_the_way:
-                results.release()
-        return statistics.median(times)
 
     def _close_lanes(self) -> None:
         for lane in self._lanes.values():
@@ -246,6 +239,8 @@ class DeviceEnsemble:
         caller: trace.SpanContext = trace.INVALID_SPAN_CONTEXT,
     ) -> FrameGroup:
         """For one call that brings `frames` frames."""
+        with self._changed:
+            self._coming += frames
         return FrameGroup(frames, models, settled, deadline=deadline, priority=priority, caller=caller)
 
     def submit(self, group: FrameGroup, tag: object, picture: Picture) -> None:
@@ -261,12 +256,13 @@ class DeviceEnsemble:
             raise
         frame = _Frame(group, tag, located, time.monotonic())
         with self._changed:
-            to_come = group.less()
+            self._coming -= group.arrive(frame.since)
             if not self._closed and not group.discarded:
                 self._frames.add(key, frame)
                 self._keys[frame] = key
                 count = len(self._frames)
-                if count >= self.plan.largest or (not self._outstanding and (count == 1 or not to_come)):
+                due = count == 1 or not group.to_come or count in self.plan.costs
+                if count >= self.plan.largest or not self._coming or (due and not self._outstanding):
                     self._changed.notify_all()
                 return
         _release(picture)
@@ -276,17 +272,19 @@ class DeviceEnsemble:
     def less(self, group: FrameGroup, frames: int = 1) -> None:
         """`frames` of the group's frames will never come: nobody waits for them any longer. For any thread."""
         with self._changed:
-            if not group.less(frames):
+            self._coming -= group.less(frames)
+            if not group.to_come:
                 self._changed.notify_all()
 
     def discard(self, group: FrameGroup) -> None:
         """The call is over: its frames leave the queue, and of those in a batch nobody hears. On the event loop."""
         with self._changed:
             group.discarded = True
+            self._coming -= group.less(group.to_come)
             mine = [frame for frame in self._frames if frame.group is group]
             for frame in mine:
                 self._take_out(frame)
-            if mine:
+            if mine or not self._coming:
                 self._changed.notify_all()
         for frame in mine:
             _release(frame.located.picture)
@@ -312,14 +310,25 @@ class DeviceEnsemble:
             while not self._closed:
                 now = time.monotonic()
                 wait: float | None = None
-                if (head := self._frames.head(now)) is not None:
+                if (head := self._frames.head(now)) is not None and self._outstanding < _DEPTH:
                     waiting = self._frames.waiting(now)
-                    if head.ready_at > now:
+                    if head.ready_at <= now:
+                        if not self._outstanding or len(waiting) >= self.plan.largest or not self._coming:
+                            return self._take(now, self.plan.first(len(waiting)))
+                    elif not self._outstanding and self._better_apart(waiting, now):
+                        return self._take(now, len(waiting))
+                    else:
                         wait = head.ready_at - now
-                    elif not self._outstanding or (self._outstanding < _DEPTH and waiting >= self.plan.largest):
-                        return self._take(now, self.plan.first(waiting))
                 self._changed.wait(wait)
             return None
+
+    def _better_apart(self, waiting: Sequence[_Frame], now: float) -> bool:
+        """Whether a full bucket of one call that runs alone today has its results sooner than if the rest were waited for."""
+        count, group = len(waiting), waiting[0].group
+        if count not in self.plan.costs or group.arrived != count or self._coming != group.to_come:
+            return False
+        apart = self.plan.cost(count) + self.plan.cost(group.to_come) - self.plan.cost(count + group.to_come)
+        return apart < group.wait(now)
 
     def _take(self, now: float, most: int) -> list[_Frame]:
         frames, late = self._frames.take(now, most)
@@ -344,7 +353,7 @@ class DeviceEnsemble:
         )
         pictures = [frame.located for frame in frames]
         runs, events = [], []
-        for name in frames[0].group.models:
+        for name in sorted(frames[0].group.models, key=lambda name: -self._seconds[name]):  # the GPU has work for longest
             run = _Run(self._lanes[name])
             try:
                 enqueued = run.lane.enqueue(pictures)
@@ -374,19 +383,19 @@ class DeviceEnsemble:
             del batch
 
     def _read(self, batch: _Batch) -> None:
-        outputs: dict[str, Outputs] = {}
-        for run in batch.runs:
-            if run.results is not None:
-                try:
-                    outputs[run.lane.manifest.name] = run.results.outputs()
-                except Exception as error:
-                    run.error = error
-        ended = time.monotonic()
-        with self._changed:  # the next batch may begin while this one is read
-            self._outstanding -= 1
-            self._in_flight -= len(batch.frames)
-            self._changed.notify_all()
-        rows = {run.lane.manifest.name: self._rows(run, outputs, batch) for run in batch.runs}
+        rows: dict[str, Sequence[FrameResult | Exception]] = {}
+        runs = sorted(batch.runs, key=lambda run: self._seconds[run.lane.manifest.name])
+        try:
+            for run in runs[:-1]:  # the quicker ones are read while the slowest still runs
+                rows[run.lane.manifest.name] = self._rows(run, _outputs(run), batch)
+            outputs = _outputs(runs[-1])
+        finally:
+            ended = time.monotonic()
+            with self._changed:  # the next batch may begin while the last one is read
+                self._outstanding -= 1
+                self._in_flight -= len(batch.frames)
+                self._changed.notify_all()
+        rows[runs[-1].lane.manifest.name] = self._rows(runs[-1], outputs, batch)
         for run in batch.runs:
             if run.error is not None:
                 batch.span.record_exception(run.error)
@@ -394,12 +403,12 @@ class DeviceEnsemble:
         batch.span.end()
         self._settle([(frame.group, self._answer(batch, place, rows, ended)) for place, frame in enumerate(batch.frames)])
 
-    def _rows(self, run: _Run, outputs: Mapping[str, Outputs], batch: _Batch) -> Sequence[FrameResult | Exception]:
+    def _rows(self, run: _Run, outputs: Outputs, batch: _Batch) -> Sequence[FrameResult | Exception]:
         """One model's result for each frame, or what is wrong with it."""
         name = run.lane.manifest.name
         try:
             if run.error is None:
-                return run.lane.head.read_batch(outputs[name], [one.placement for one in run.prepared])
+                return run.lane.head.read_batch(outputs, [one.placement for one in run.prepared])
         except Exception as error:
             run.error = error
         finally:
@@ -469,6 +478,30 @@ def _tell(answers: Sequence[tuple[FrameGroup, FrameAnswer]]) -> None:
 def _refused(frame: _Frame, error: KeyglanceError) -> tuple[FrameGroup, FrameAnswer]:
     now = time.monotonic()
     return frame.group, FrameAnswer(frame.tag, error, since=frame.since, began=now, enqueued=now, ended=now)
+
+
+def _rehearse(lanes: Sequence[Lane], size: int) -> float:
+    """Seconds that a batch of `size` takes through these models at once, measured."""
+    times = []
+    for _ in range(_REHEARSALS):
+        begin = time.perf_counter()
+        on_the_way = [lane.rehearse(size) for lane in lanes]
+        for results in on_the_way:
+            results.outputs()
+        times.append(time.perf_counter() - begin)
+        for results in on_the_way:
+            results.release()
+    return statistics.median(times)
+
+
+def _outputs(run: _Run) -> Outputs:
+    """Waits for one model's results; nothing where there are none."""
+    if run.results is not None:
+        try:
+            return run.results.outputs()
+        except Exception as error:
+            run.error = error
+    return {}
 
 
 def _release(picture: Picture, after: object = None) -> None:

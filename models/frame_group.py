@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -34,9 +33,10 @@ class FrameAnswer:
 
 
 class FrameGroup:
-    """One call's frames: how many are still to come, who hears of the answers. Thread-safe but for `settled`.
+    """One call's frames: how many are still to come, who hears of the answers. Its ensemble changes it, under its lock.
 
     `settled` is called on the event loop, once a frame. `models` are names, each of them sees every frame of the call.
+    `arrived` frames have come, the first at `began` (on `time.monotonic()`'s clock).
     """
 
     def __init__(
@@ -57,19 +57,26 @@ class FrameGroup:
         self.priority = priority
         self.caller = caller
         self.discarded = False
-        self._lock = threading.Lock()
-        self._to_come = frames
-
-    @property
-    def to_come(self) -> int:
-        """Frames that have neither been submitted nor given up."""
-        return self._to_come
+        #: Frames that have neither been submitted nor given up.
+        self.to_come = frames
+        self.arrived = 0
+        self.began = 0.0
 
     def less(self, frames: int = 1) -> int:
-        """`frames` have come, or never will; how many are left to come."""
-        with self._lock:
-            self._to_come = max(0, self._to_come - frames)
-            return self._to_come
+        """`frames` will not come any more; by how many that is fewer than was expected."""
+        fewer = min(frames, self.to_come)
+        self.to_come -= fewer
+        return fewer
+
+    def arrive(self, now: float) -> int:
+        """One has come; as `less`."""
+        self.began = self.began if self.arrived else now
+        self.arrived += 1
+        return self.less()
+
+    def wait(self, now: float) -> float:
+        """Seconds until the rest will have come, at the pace of those that have."""
+        return (now - self.began) / max(1, self.arrived - 1) * self.to_come if self.arrived > 1 else math.inf
 
     def __repr__(self) -> str:
-        return f"<FrameGroup {', '.join(self.models)}, {self._to_come} to come{', discarded' if self.discarded else ''}>"
+        return f"<FrameGroup {', '.join(self.models)}, {self.to_come} to come{', discarded' if self.discarded else ''}>"

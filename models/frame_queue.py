@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from models.run_slots import Head
@@ -84,10 +84,10 @@ class FrameQueue(Generic[F]):
         chosen = self._choose(now)
         return None if chosen is None else chosen[1]
 
-    def waiting(self, now: float) -> int:
-        """How many frames could be in the batch that `head` speaks of."""
+    def waiting(self, now: float) -> Sequence[F]:
+        """The frames that could be in the batch that `head` speaks of, the most urgent first."""
         chosen = self._choose(now)
-        return 0 if chosen is None else len(self._buckets[chosen[0]])
+        return () if chosen is None else sorted(self._buckets[chosen[0]], key=urgency)
 
     def take(self, now: float, most: int | None = None) -> tuple[list[F], list[F]]:
         """Takes that batch out, at most `most` frames (`largest_batch`): (in time, most urgent first; those that were late)."""
