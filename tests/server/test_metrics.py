@@ -221,10 +221,10 @@ class MarkedEngine:
 
 async def test_nothing_that_a_caller_sends_becomes_a_label(serve, observed):
     clip = encode(pan(photograph("coffee"), 20, 64, 48), keyframe_interval=5)
-    engine = MarkedEngine()
+    engine, indexer = MarkedEngine(), Indexer(size=1)
     pipeline = Pipeline(
         engine=engine,  # type: ignore[arg-type]
-        opener=Opener(Indexer(size=1)),
+        opener=Opener(indexer),
         policy=Policy.load(),
         source_limits=SourceLimits(),
         sampling_limits=SamplingLimits(),
@@ -242,7 +242,7 @@ async def test_nothing_that_a_caller_sends_becomes_a_label(serve, observed):
     metadata += [("x-caller", MARK), ("user-agent", MARK)]
     config = Config()
     statuses = []
-    async with serve(Labeler(pipeline, engine, config, "1")) as rig:  # type: ignore[arg-type]
+    async with indexer, serve(Labeler(pipeline, engine, config, "1")) as rig:  # type: ignore[arg-type]
         for request in requests:
             try:
                 await rig.stub.Label(request, metadata=metadata, timeout=20)
