@@ -40,6 +40,9 @@ from models.result import FrameResult
 #: Batches that are enqueued and not finished: one that runs and one behind it. Backends hold results of one more, being read.
 _DEPTH = 2
 _REHEARSALS = 5
+#: Seconds for enqueuing before it was measured; the share of a new measurement; how many times that long before a batch ends
+#: the next one is enqueued.
+_ENQUEUING, _SHARE, _LEAD = 0.002, 0.1, 2.0
 _SHAPES = 4096  # shapes of pictures whose canvases are remembered
 
 _log = logging.getLogger(__name__)
@@ -89,8 +92,8 @@ class DeviceEnsemble:
 
     `open_lanes` makes the models' lanes (and the fence) on the inference thread, at start. A batch has frames of calls that want
     the same models, on the same canvases; which, `models.frame_queue.FrameQueue` decides, and how many, `BatchPlan` by what
-    each batch size was found to cost at start. While a batch runs, only full ones are enqueued behind it, so what comes
-    meanwhile gathers; but where nothing more is to come, there is nothing to wait for. While none runs, the frames of a call
+    each batch size was found to cost at start. Behind a batch that runs another one is enqueued when it is full, when nothing
+    more is to come, or when the running one is about to end: until then frames gather. While none runs, the frames of a call
     that have come do not wait for the others where running them apart costs less time than the wait.
     `largest_wait` in seconds, `queue_limit` in frames: from then on batches no longer wait for more.
     """
@@ -115,6 +118,8 @@ class DeviceEnsemble:
         self._keys: dict[_Frame, Hashable] = {}
         self._coming = 0  # frames of all calls that have neither come nor been given up
         self._outstanding = 0
+        self._ends = 0.0  # when what is enqueued will have run, as far as costs tell
+        self._enqueuing = _ENQUEUING  # seconds that enqueuing a batch takes, of late
         self._in_flight = 0
         self._closed = False
         self._lanes: dict[str, Lane] = {}
@@ -313,8 +318,10 @@ class DeviceEnsemble:
                 if (head := self._frames.head(now)) is not None and self._outstanding < _DEPTH:
                     waiting = self._frames.waiting(now)
                     if head.ready_at <= now:
-                        if not self._outstanding or len(waiting) >= self.plan.largest or not self._coming:
+                        left = self._ends - _LEAD * self._enqueuing - now if self._outstanding else 0.0
+                        if left <= 0 or len(waiting) >= self.plan.largest or not self._coming:
                             return self._take(now, self.plan.first(len(waiting)))
+                        wait = left
                     elif not self._outstanding and self._better_apart(waiting, now):
                         return self._take(now, len(waiting))
                     else:
@@ -336,6 +343,7 @@ class DeviceEnsemble:
             del self._keys[frame]
         if frames:
             self._outstanding += 1
+            self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + self.plan.cost(len(frames))
             self._in_flight += len(frames)
             self._fill[len(frames)] += 1
         self._give_up(late, lambda frame: DeadlineExceeded(f"the deadline passed before {', '.join(frame.group.models)} had run"))
@@ -369,7 +377,9 @@ class DeviceEnsemble:
             used = None
         for frame in frames:
             _release(frame.located.picture, used)
-        return _Batch(frames, began, time.monotonic(), runs, span)
+        enqueued = time.monotonic()
+        self._enqueuing += _SHARE * (enqueued - began - self._enqueuing)
+        return _Batch(frames, began, enqueued, runs, span)
 
     # Results, on the reader's thread
 

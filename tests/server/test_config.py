@@ -121,7 +121,7 @@ def test_values_out_of_range_are_named(section, name, value):
         ({"decoders": {"limit": 1}}, "exceed the limit of 1"),
         ({"decoders": {"warm": [{"size_class": 77}]}}, "77"),
         ({"gpu": {"size_classes": [4096, 2048, 8192]}}, "ascend"),
-        ({"gpu": {"decoder_limit": 20}}, "21 warm decoders exceed the limit of 20"),
+        ({"gpu": {"decoder_limit": 20}}, "25 warm decoders exceed the limit of 20"),
         ({"gpu": {"warm": [{"size_class": 77}]}}, "77"),
         ({"gpu": {"arena_pictures": [1, 2]}}, "arena_pictures [1, 2] must have one number for each of size_classes"),
         ({"gpu": {"batch_buckets": [8, 8]}}, "batch_buckets must ascend"),

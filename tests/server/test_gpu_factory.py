@@ -65,7 +65,7 @@ async def test_the_engine_on_a_gpu(
         assert (hardware.kind, hardware.limit, hardware.codecs) == ("nvdec", 28, ("h264", "hevc", "vp8", "vp9"))
         assert software.kind == "cpu"
         (table,) = [message for message in caplog.messages if message.startswith("GPU memory planned")]
-        assert "  decoders: 12 x h264 8 bit 420 up to 2048x2048" in table
+        assert "  decoders: 16 x h264 8 bit 420 up to 2048x2048" in table
         assert "  centerface: 18 networks" in table
     finally:
         await engine.close()
@@ -110,7 +110,7 @@ def test_a_card_that_is_too_small_is_refused_before_anything_is_taken(machine: G
 @pytest.mark.models
 async def test_a_smaller_card_does_with_smaller_settings(machine: GpuMachine, models_folder: Path) -> None:
     machine.memory = (22 * GIB, 24 * GIB)
-    engine = gpu_engine(config(models_folder, batch_buckets=[8, 16], decoder_limit=22), TRACER, machine.gpu, "x")
+    engine = gpu_engine(config(models_folder, batch_buckets=[8, 16], decoder_limit=26), TRACER, machine.gpu, "x")
     await engine.close()
 
 
