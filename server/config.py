@@ -78,7 +78,7 @@ class ServerSection(_Section):
     )
     default_deadline: Seconds = Field(default=10.0, description="Deadline of calls that bring none, in seconds; more than 0.")
     concurrent_calls: PositiveInt = Field(
-        default=256, description="Calls handled or waiting at once; one more gets OVERLOADED. 1 or more."
+        default=256, description="Calls handled or waiting at once in one front; one more gets OVERLOADED. 1 or more."
     )
     connection_age: Seconds = Field(
         default=600.0,
@@ -98,7 +98,8 @@ class ServerSection(_Section):
         le=64,
     )
     heartbeat: Seconds = Field(
-        default=5.0, description="Seconds without an answer after which a front or an engine is ended and started again."
+        default=5.0,
+        description="Seconds after which a front or engine that was stopped is replaced; four times as many for one that hangs.",
     )
     tls_certificate: OptionalPath = Field(
         default=None, description="PEM file with the server's certificate chain; with tls_key it turns TLS on."
@@ -147,7 +148,8 @@ class ReceiveSection(_Section):
     """Messages on their way in, bounded before they are read."""
 
     budget: Bytes = Field(
-        default=ByteSize(GIB), description="Bytes of all requests in flight together; at least server.largest_message."
+        default=ByteSize(GIB),
+        description="Bytes of all requests in flight together, shared out among fronts; at least server.largest_message.",
     )
     timeout: Seconds = Field(
         default=30.0, description="Seconds in which a request's message must have arrived, once it is being read."

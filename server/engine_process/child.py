@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -113,6 +114,7 @@ def run_child(main: Main) -> None:
     SIGTERM and SIGINT are the supervisor's, which says in which order its processes end, however many of them got the signal.
     """
     arguments = _arguments()
+    faulthandler.enable()  # a process that crashes says where, on standard error
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":

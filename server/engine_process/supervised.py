@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from server.engine_process.child import Settings
 from server.engine_process.kinds import ControlKind
@@ -16,7 +17,8 @@ from server.engine_process.wire import BrokenProtocol, Connection, Frame, pair
 _log = logging.getLogger(__name__)
 
 _START = 900.0  # seconds until a process must be ready: a cold disk, and every network prepared for every size of batch
-_BEATS = 4  # pings in the time that a process may stay silent
+_BEATS = 4  # looks at a process in the time that it may stay silent
+_STARVED = 4  # times as long for one that is not stopped: it may only lack processor time, of which a new one would need more
 _DYING = 2.0  # seconds for a process that has closed its connection to be gone
 
 
@@ -24,8 +26,8 @@ class SupervisedProcess:
     """A fresh Python process that runs `module`, which ends in `child.run_child(…)`.
 
     No fork: neither gRPC nor CUDA survives one. It dies with the supervisor, whatever that dies of. `heartbeat` is the seconds
-    that it may stay silent once it is ready; only turns of the supervisor's own loop count, so a machine that was asleep, or a
-    supervisor that was stopped, kills nobody.
+    that it may stay silent once it is ready and a signal has stopped it, four times as many where none has. Only turns of the
+    supervisor's own loop count, so a machine that was asleep, or a supervisor that was stopped, kills nobody.
     """
 
     def __init__(self, name: str, module: str, settings: Settings, *, heartbeat: float) -> None:
@@ -149,9 +151,19 @@ class SupervisedProcess:
                 silent = 0
                 self._pinged += 1
                 self._connection.send(ControlKind.PING, self._pinged)
-            elif (silent := silent + 1) >= _BEATS:
-                return self.kill(f"did not answer for {self._heartbeat:g} s")
+                continue
+            silent += 1
+            if silent >= _BEATS * _STARVED or (silent >= _BEATS and self._is_stopped()):
+                return self.kill(f"did not answer for {silent / _BEATS * self._heartbeat:g} s")
         return None
+
+    def _is_stopped(self) -> bool:
+        """Whether a signal has stopped it (`/proc/PID/stat`, proc(5)); where that cannot be told, it counts as stopped."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return True
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def _how(self, status: int | None) -> str:
         if self.failure:

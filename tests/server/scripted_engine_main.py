@@ -1,4 +1,6 @@
-"""An engine process whose jobs take as many milliseconds as their thumbnails would have pixels; 1001 breaks the engine for good.
+"""An engine process whose jobs take as many milliseconds as their thumbnails would have pixels.
+
+1001 breaks the engine for good; 1002 and 1003 block its event loop for a minute, or for three seconds.
 
 `KEYGLANCE_TEST_ENGINE` has it fail at its start: `refuse` with an error of ours, `crash` with a signal, `slow` never gets ready;
 or be another than before: `others` has fewer models.
@@ -7,6 +9,7 @@ or be another than before: `others` has fewer models.
 import asyncio
 import os
 import signal
+import time
 
 from server.engine import EngineJob
 from server.engine_process.child import Child, Settings, run_child
@@ -33,6 +36,8 @@ async def main(child: Child, settings: Settings) -> None:
     async def work(job: EngineJob) -> None:
         if job.thumbnail_size == 1001:
             engine.healthy = False
+        if job.thumbnail_size in (1002, 1003):
+            time.sleep(60 if job.thumbnail_size == 1002 else 3)  # noqa: ASYNC251
         await asyncio.sleep(job.thumbnail_size / 1e3)
 
     engine.work = work

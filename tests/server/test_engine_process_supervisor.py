@@ -275,6 +275,19 @@ async def test_an_engine_that_says_it_is_lost_is_replaced():
         await eventually(answers)
 
 
+async def test_an_engine_that_hangs_is_replaced_and_one_that_is_slow_is_not():
+    async with world(heartbeat=2.0) as it:
+        channel = it.connect()
+        engine = it.pid("engine-0")
+        assert await label(channel, 1003) == "3"
+        await asyncio.sleep(1)
+        assert it.pid("engine-0") == engine
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await label(channel, 1002)
+        assert reason(lost.value) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+        await eventually(lambda: it.is_new("engine-0", engine))
+
+
 async def test_with_two_engines_one_is_enough():
     async with world(engines=2) as it:
         channel = it.connect()
