@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 
 from keyglance.errors import KeyglanceError
+from keyglance.request import PRIORITY_KEY
 from loadtest import mix_clips
 from loadtest.request_bytes import request_message
 
@@ -137,7 +138,10 @@ def _read(table: Mapping[str, Any], folder: Path) -> CallClass:
         timeout=_span(table.get("timeout", 10.0)),
         cancel=float(table.get("cancel", 0)),
         cancel_after=_span(table.get("cancel_after", 0.0)),
-        metadata=tuple((str(name), str(value)) for name, value in table.get("metadata", {}).items()),
+        metadata=(
+            *(((PRIORITY_KEY, table["priority"]),) if table.get("priority") else ()),
+            *((str(name), str(value)) for name, value in table.get("metadata", {}).items()),
+        ),
         expect=frozenset(table.get("expect", ["OK"])),
     )
 

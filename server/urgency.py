@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from keyglance.request import PRIORITY_KEY
 from keyglance.v1 import keyglance_pb2 as pb
 from server.engine import Priority
-
-#: The metadata that tells a call's priority before its request is read: interactive, normal or bulk.
-PRIORITY_KEY = "keyglance-priority"
 
 _NAMES = {priority.name.lower(): priority for priority in Priority}
 _FIELD = {

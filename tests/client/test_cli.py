@@ -133,13 +133,15 @@ def test_json_is_one_object_a_line_in_the_order_given(keyglance: Callable[..., R
 
 
 def test_options_arrive_in_the_request(keyglance: Callable[..., Result], server: Any) -> None:
-    options = ["--frames", "8", "--gap", "2.5", "--keyframes-only", "--models", "tags,faces", "--least-score", "0.25"]
+    options = ["--frames", "8", "--gap", "2.5", "--keyframes-only", "--models", "tags,faces", "--priority", "bulk"]
+    options += ["--least-score", "0.25"]
     options += ["--frame-scores", "--timeout", "9"]
     assert keyglance("label", *options, "a.mp4").exit_code == 0
     (request,) = server.requests
     assert request.sampling == pb.SamplingPolicy(frames=8, largest_gap=2.5, add_non_keyframes=False)
     assert list(request.models) == ["tags", "faces"]
     assert request.least_score == 0.25
+    assert request.priority == pb.PRIORITY_BULK
     assert request.returns == pb.ReturnOptions(frame_scores=True)
     assert 0 < server.deadlines[0] < 9.5
 

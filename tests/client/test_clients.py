@@ -75,6 +75,25 @@ def test_a_file_is_labelled(call: Call, server: Any, video: bytes, tmp_path: Pat
     assert server.requests[0].sampling.frames == 8
 
 
+@pytest.mark.parametrize(("priority", "number"), [("interactive", 1), ("normal", 2), ("bulk", 3)])
+def test_the_priority_is_in_the_request_and_before_it(call: Call, server: Any, video: bytes, priority: str, number: int) -> None:
+    call(server.target, "label", video, priority=priority)
+    (request,), (metadata,) = server.requests, server.metadata
+    assert request.priority == number
+    assert metadata["keyglance-priority"] == priority
+
+
+def test_without_a_priority_none_is_sent(call: Call, server: Any, video: bytes) -> None:
+    call(server.target, "label", video)
+    assert server.requests[0].priority == 0
+    assert "keyglance-priority" not in server.metadata[0]
+
+
+def test_a_priority_that_there_is_not(call: Call, server: Any, video: bytes) -> None:
+    with pytest.raises(ValueError, match="'urgent'; interactive, normal, bulk or None"):
+        call(server.target, "label", video, priority="urgent")
+
+
 def test_server_info_and_health(call: Call, server: Any, info: Any) -> None:
     assert call(server.target, "server_info") == info
     assert call(server.target, "health") is Health.SERVING

@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from keyglance import answer
 from keyglance.answer import Answer, Health, ServerInfo
-from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls
+from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Metadata, Tls
 from keyglance.errors import RangesNeeded
-from keyglance.request import Source, label_request
+from keyglance.request import Priority, Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
@@ -97,6 +97,7 @@ class AsyncClient:
         thumbnail_size: int | None = None,
         request_id: str = "",
         whole: bool = False,
+        priority: Priority | None = None,
         timeout: float | None = None,
     ) -> Answer:
         """Labels of one video; see `keyglance.Client.label`."""
@@ -114,14 +115,15 @@ class AsyncClient:
             thumbnail_size=thumbnail_size,
             request_id=request_id,
             whole=whole,
+            priority=priority,
             max_message_bytes=self._connection.max_message_bytes,
         )
         with prepared:
             try:
-                return await self._call(self._next_label, prepared.message, attempts)
+                return await self._call(self._next_label, prepared.message, attempts, prepared.metadata)
             except RangesNeeded as needed:
                 await asyncio.to_thread(prepared.complete, needed)
-            return await self._call(self._next_label, prepared.message, attempts)
+            return await self._call(self._next_label, prepared.message, attempts, prepared.metadata)
 
     async def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""
@@ -156,11 +158,12 @@ class AsyncClient:
         method: Callable[[], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
         request: _Request,
         attempts: Attempts,
+        metadata: Metadata = (),
     ) -> _Response:
         """`method` is asked for each attempt: another connection may reach another process."""
         while True:
             try:
-                return await method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
+                return await method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata() + metadata)
             except grpc.RpcError as failure:
                 delay = attempts.wait_after(self._connection.error(failure, attempts))
             await asyncio.sleep(delay)

@@ -155,6 +155,11 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--keyframes-only", is_flag=True, help="Decode no pictures between keyframes to keep the gap.")
     @click.option("--whole", is_flag=True, help="Send whole files, also where the bytes that matter would do.")
     @click.option("--models", metavar="A,B", help="Only these models (default: all that are on).")
+    @click.option(
+        "--priority",
+        type=click.Choice(["interactive", "normal", "bulk"]),
+        help="How urgent these files are beside others' (default: normal).",
+    )
     @click.option("--least-score", type=click.FloatRange(0, 1), metavar="SCORE", help="Leave out labels below (default: 0.1).")
     @wraps(command)
     def wrapper(
@@ -164,6 +169,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         keyframes_only: bool,
         whole: bool,
         models: str | None,
+        priority: str | None,
         least_score: float | None,
         **options: Any,
     ) -> None:
@@ -174,6 +180,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
             "models": [name.strip() for name in (models or "").split(",") if name.strip()],
             "least_score": least_score,
             "whole": whole,
+            "priority": priority,
         }
         command(policy=policy, **options)
 

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from keyglance import answer
 from keyglance.answer import Answer, Health, ServerInfo
-from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls
+from keyglance.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Metadata, Tls
 from keyglance.errors import RangesNeeded
-from keyglance.request import Source, label_request
+from keyglance.request import Priority, Source, label_request
 from keyglance.retry import Attempts, RetryPolicy
 from keyglance.v1 import keyglance_pb2 as pb
 from keyglance.v1 import keyglance_pb2_grpc
@@ -89,6 +89,7 @@ class Client:
         thumbnail_size: int | None = None,
         request_id: str = "",
         whole: bool = False,
+        priority: Priority | None = None,
         timeout: float | None = None,
     ) -> Answer:
         """Labels of one video: a path, its bytes, or a binary file object.
@@ -98,6 +99,7 @@ class Client:
         `least_score` (0 to 1) are left out unless they passed. `frame_scores` adds scores and regions of each picture,
         `thumbnails` a JPEG of each with a longer side of `thumbnail_size` pixels. `request_id` comes back in the answer.
         Of a file whose index can be read on this side only the bytes that matter are sent, unless `whole` is true.
+        A busy server answers calls of `priority` interactive before normal ones (the default), and those before bulk ones.
         `timeout` is in seconds. None and empty mean the default everywhere.
         """
         attempts = self._connection.attempts(timeout)
@@ -113,14 +115,15 @@ class Client:
             thumbnail_size=thumbnail_size,
             request_id=request_id,
             whole=whole,
+            priority=priority,
             max_message_bytes=self._connection.max_message_bytes,
         )
         with prepared:
             try:
-                return self._call(self._next_label, prepared.message, attempts)
+                return self._call(self._next_label, prepared.message, attempts, prepared.metadata)
             except RangesNeeded as needed:
                 prepared.complete(needed)
-            return self._call(self._next_label, prepared.message, attempts)
+            return self._call(self._next_label, prepared.message, attempts, prepared.metadata)
 
     def server_info(self, *, timeout: float | None = None) -> ServerInfo:
         """The server's version, models with their labels, limits and decoders."""
@@ -155,11 +158,12 @@ class Client:
         method: Callable[[], grpc.UnaryUnaryMultiCallable[_Request, _Response]],
         request: _Request,
         attempts: Attempts,
+        metadata: Metadata = (),
     ) -> _Response:
         """`method` is asked for each attempt: another connection may reach another process."""
         while True:
             try:
-                return method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata())
+                return method()(request, timeout=attempts.remaining(), metadata=self._connection.metadata() + metadata)
             except grpc.RpcError as failure:
                 delay = attempts.wait_after(self._connection.error(failure, attempts))
             time.sleep(delay)

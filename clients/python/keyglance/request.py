@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from keyglance.errors import BadPolicy, EmptySource, RangesNeeded, TooLarge
 from keyglance.v1 import keyglance_pb2 as pb
@@ -19,6 +19,20 @@ from keyglance.v1 import keyglance_pb2 as pb
 _UINT32_MAX = 2**32 - 1
 #: More than all of a message but the video's bytes usually has; larger ones are measured, or gRPC's to refuse.
 _ENVELOPE = 1 << 20
+
+
+#: How urgent a call is beside others, for a server that is busy.
+Priority = Literal["interactive", "normal", "bulk"]
+
+#: The metadata with the priority's name: it is read before the message.
+PRIORITY_KEY = "keyglance-priority"
+
+_PRIORITIES: dict[str, pb.Priority] = {
+    "interactive": pb.PRIORITY_INTERACTIVE,
+    "normal": pb.PRIORITY_NORMAL,
+    "bulk": pb.PRIORITY_BULK,
+}
+_NAMES: dict[pb.Priority, str] = {number: name for name, number in _PRIORITIES.items()}
 
 
 class Readable(Protocol):
@@ -50,6 +64,11 @@ class Prepared:
         self._file = file
         self._limit = limit
         self._completed = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What has to be known of the request before it is read."""
+        return ((PRIORITY_KEY, _NAMES[self.message.priority]),) if self.message.priority else ()
 
     def complete(self, needed: RangesNeeded) -> None:
         """Adds the bytes that a server lacked; raises `needed` where that was done before, or cannot be.
@@ -96,11 +115,13 @@ def label_request(
     request_id: str,
     whole: bool,
     max_message_bytes: int,
+    priority: Priority | None = None,
 ) -> Prepared:
     """The request for `source`; None leaves a field to the server's default. Whether values make sense is the server's to judge.
 
     Raises `OSError` where a path cannot be read, `EmptySource`, `TooLarge` where the message would have more than
-    `max_message_bytes`, `BadPolicy` for a number that the message cannot carry, and `TypeError`.
+    `max_message_bytes`, `BadPolicy` for a number that the message cannot carry, `ValueError` for a priority that there is not,
+    and `TypeError`.
     """
     message = pb.LabelRequest(
         sampling=pb.SamplingPolicy(
@@ -112,6 +133,7 @@ def label_request(
             frame_scores=frame_scores, thumbnails=thumbnails, thumbnail_size=_unsigned("thumbnail_size", thumbnail_size)
         ),
         request_id=request_id,
+        priority=_priority(priority),
     )
     prepared = Prepared(message, _file(source, max_message_bytes), max_message_bytes)
     try:
@@ -199,6 +221,12 @@ def _read_all(file: Readable, limit: int) -> bytes:
         if len(data) > limit:
             raise TooLarge(f"too many bytes: more than the {limit:,} allowed", facts={"what": "bytes", "limit": str(limit)})
     return bytes(data)
+
+
+def _priority(name: str | None) -> pb.Priority | None:
+    if name is not None and name not in _PRIORITIES:
+        raise ValueError(f"priority is {name!r}; {', '.join(_PRIORITIES)} or None is allowed")
+    return None if name is None else _PRIORITIES[name]
 
 
 def _unsigned(name: str, value: int | None) -> int | None:
