@@ -15,7 +15,7 @@ from server.urgency import Urgency
 from server.waiting_room import Waiter, WaitingRoom
 
 #: From this load on the room is short, until the load has been below the second for so many seconds.
-_FULL, _RELAXED, _CALM = 0.9, 0.5, 5.0
+_FULL, _RELAXED, _CALM = 0.9, 0.5, 30.0
 #: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
 _SHORT = 0.5
 _LEAST_ROOM = 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 #: A step is left when fewer calls come than this share of what could be done a step lower, ...
 _RECOVERED = 0.85
 #: ... or, because that may have changed, when it was calm for so many times `hold`.
-_PATIENCE = 6
+_PATIENCE = 30
 #: The load is gone below this share of the one at which a step is taken.
 _CALM = 0.5
 #: A step that was left and is needed again within so many times its dwell was left too early, and is held twice as long.
@@ -44,7 +44,8 @@ class LoadSteps:
         self._settle = settle
         self._hold = hold
         self.step = 0
-        self._rate = 0.0  # of calls that came, smoothed over `hold`
+        self._rate = 0.0  # of calls that came, a second
+        self._smoothing = hold / 2  # so that after `hold` seconds most of a change is in it
         self._told = -math.inf
         self._changed = -math.inf
         self._calm_since: float | None = None
@@ -52,7 +53,7 @@ class LoadSteps:
     def update(self, now: float, load: float, capacity: float | None) -> int:
         """A call comes, at this load; `capacity` is how many a second can be done now, None if unknown. Returns the step."""
         since, self._told = now - self._told, now
-        self._rate = self._rate * math.exp(-since / self._hold) + 1 / self._hold
+        self._rate = self._rate * math.exp(-since / self._smoothing) + 1 / self._smoothing
         self._silence(now, since)
         if self.step < len(self._steps) and load >= self._steps[self.step].at_load:
             self._calm_since = None
