@@ -149,7 +149,7 @@ class ReceiveSection(_Section):
 
     budget: Bytes = Field(
         default=ByteSize(GIB),
-        description="Bytes of all requests in flight together, shared out among fronts; at least server.largest_message.",
+        description="Bytes of all requests in flight together, in all fronts; at least server.largest_message.",
     )
     timeout: Seconds = Field(
         default=30.0, description="Seconds in which a request's message must have arrived, once it is being read."
