@@ -270,6 +270,9 @@ class GpuSection(_Section):
         min_length=1,
     )
     decoder_limit: PositiveInt = Field(default=28, description="Most hardware decoders at once; 1 or more.")
+    decoders_per_call: PositiveInt = Field(
+        default=4, description="Most hardware decoders that one call's pictures spread over, where so many are idle. 1 or more."
+    )
     warm: tuple[WarmDecoders, ...] = Field(
         default=(
             WarmDecoders(count=16),  # the keyframes of one call, all at once, and so many keep every engine busy
@@ -294,8 +297,8 @@ class GpuSection(_Section):
         min_length=1,
     )
     batch_buckets: tuple[PositiveInt, ...] = Field(
-        default=(4, 8, 12, 16, 32, 64),
-        description="Ascending batch sizes for which each model is prepared; each takes memory. 1 to 1024.",
+        default=(4, 8, 12, 16, 24, 32, 48),
+        description="Ascending batch sizes for which each model is prepared; each takes memory and time at start. 1 to 1024.",
         min_length=1,
     )
     largest_wait: float = Field(

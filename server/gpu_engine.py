@@ -34,6 +34,7 @@ from server.job_work import cause, found_config, skipped
 from server.timing import StepTiming
 
 _CHECK_INTERVAL = 2.0  # seconds between two looks at the GPU
+_CHECKS, _CHECK_PAUSE = 3, 0.2  # failed looks by which it is lost, and seconds between them
 _CHECK_PATIENCE = 10.0  # seconds after which a GPU that does not answer counts as lost
 
 _log = logging.getLogger(__name__)
@@ -210,7 +211,9 @@ class GpuEngine:
 
     What the hardware refuses as a whole is decoded by `software`'s decoders and uploaded; what it cannot decode of a stream, by
     the factory's own software. The ensemble starts first: its CUDA graphs are captured while no decoder works, and none is
-    captured later. `started` is called once everything is there (to compare the memory that is used with what was planned).
+    captured later. A call's pictures spread over `decoders_per_call` decoders at most: with a few, the first pictures are with
+    the models sooner than with one for each. `started` is called once everything is there (to compare the memory that is used
+    with what was planned).
     """
 
     def __init__(
@@ -221,6 +224,7 @@ class GpuEngine:
         software: DecoderPool,
         ensemble: DeviceEnsemble,
         device_name: str,
+        decoders_per_call: int = 4,
         pci_bus_id: str = "",
         thumbnail_threads: int = 2,
         started: Callable[[], None] = lambda: None,
@@ -231,6 +235,7 @@ class GpuEngine:
         self._pool = pool
         self._software = software
         self._device_name = device_name
+        self._decoders_per_call = decoders_per_call
         self._pci_bus_id = pci_bus_id
         self._hardware = tuple(
             HardwareFormat(codec, depth, chroma, bounds.width, bounds.height)
@@ -333,8 +338,8 @@ class GpuEngine:
         work.decode.begin = work.decode.end = time.monotonic()
         refused = self._factory.refuses(job.config)
         work.in_software = refused or ""
-        pool = self._software if refused else self._pool
-        leases = await pool.lease(job.config, deadline=job.deadline, most=len(job.units), priority=job.priority)
+        pool, most = (self._software, len(job.units)) if refused else (self._pool, self._decoders_per_call)
+        leases = await pool.lease(job.config, deadline=job.deadline, most=min(most, len(job.units)), priority=job.priority)
         work.waited_for_decoders = max(lease.waited for lease in leases)
         work.created = sum(lease.created for lease in leases)
         for lease in leases:
@@ -423,11 +428,21 @@ class _GpuWatch:
             await asyncio.get_running_loop().run_in_executor(None, looked.wait, 1.0)
         return self.lost
 
-    def _work(self) -> None:
-        while not self._closed and self._lost is None:
+    def _found(self) -> str | None:
+        """What is wrong at every one of a few looks: one alone may fall into a moment that something else spoilt."""
+        for number in range(_CHECKS):
+            if number:
+                time.sleep(_CHECK_PAUSE)
             self._began = time.monotonic()
             wrong = self._check()
             self._began = None
+            if wrong is None:
+                return None
+        return wrong
+
+    def _work(self) -> None:
+        while not self._closed and self._lost is None:
+            wrong = self._found()
             if wrong is not None and not self._closed:
                 self._lost = f"the GPU is lost: {wrong}"
                 _log.error("%s", self._lost)

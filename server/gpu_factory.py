@@ -93,6 +93,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
             tracer=tracer,
         ),
         device_name=device_name,
+        decoders_per_call=settings.decoders_per_call,
         pci_bus_id=_pci_bus_id(gpu),
         started=budget.report,
         ended=watch.close,

@@ -49,6 +49,7 @@ class GpuMachine:
                 "__version__": "1.99",
                 "get_available_providers": lambda: self.providers,
                 "preload_dlls": lambda: None,
+                "set_default_logger_severity": lambda level: None,
                 "InferenceSession": self._session,
             },
         )

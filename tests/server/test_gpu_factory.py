@@ -66,7 +66,7 @@ async def test_the_engine_on_a_gpu(
         assert software.kind == "cpu"
         (table,) = [message for message in caplog.messages if message.startswith("GPU memory planned")]
         assert "  decoders: 16 x h264 8 bit 420 up to 2048x2048" in table
-        assert "  centerface: 18 networks" in table
+        assert "  centerface: 21 networks" in table
     finally:
         await engine.close()
     assert slot.value == before
