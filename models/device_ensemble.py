@@ -377,9 +377,9 @@ class DeviceEnsemble:
             used = None
         for frame in frames:
             _release(frame.located.picture, used)
-        enqueued = time.monotonic()
-        self._enqueuing += _SHARE * (enqueued - began - self._enqueuing)
-        return _Batch(frames, began, enqueued, runs, span)
+        ended = time.monotonic()
+        self._enqueuing += _SHARE * (ended - began - self._enqueuing)
+        return _Batch(frames, began, ended, runs, span)
 
     # Results, on the reader's thread
 
