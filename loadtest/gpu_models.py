@@ -34,7 +34,7 @@ from models.backends.onnx_cuda import OnnxCudaBackend
 from models.backends.torch_export import TorchBackend
 from models.manifest import Manifest
 from models.precision import check_precision, spread_pictures
-from models.preprocess import Preprocessor, normalise
+from models.preprocess import Preprocessor, layout, normalise
 from models.preprocess_cuda import CudaPreprocessor, Located, locate
 from models.repository import ZOO, InstalledModel, ModelRepository
 from models.spec import Filter, Fit, Geometry, InputSpec, Layout, Normalisation
@@ -178,7 +178,8 @@ def parity(bench: Bench, figures: Figures) -> None:
             stream = bench.cupy.cuda.Stream(non_blocking=True)
             by_canvas: dict[tuple[int, int], list[tuple[str, Picture]]] = {}
             for kind, picture in kinds:
-                by_canvas.setdefault(preprocessor.canvas(picture), []).append((kind, picture))
+                placed = layout(spec.geometry, *picture.shown_size)
+                by_canvas.setdefault((placed.canvas_height, placed.canvas_width), []).append((kind, picture))
             for canvas, members in by_canvas.items():
                 frame = (*canvas, 3) if channels_last else (3, *canvas)
                 tensor = bench.cupy.full((len(members), *frame), np.nan, dtype)

@@ -72,6 +72,10 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
     budget.check()
     _log.info("GPU memory planned:\n%s", budget)
     watch = StdoutWatch()
+    try:
+        watch.install()
+    except (OSError, RuntimeError) as error:
+        raise StartError(str(error)) from None
     software = software_pool(config)
     factory = NvdecFactory(
         gpu,
@@ -81,7 +85,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         software=PooledSoftware(software, patience=settings.software_wait),
         limits=NvdecLimits(step_seconds=settings.decoder_seconds),
     )
-    engine = GpuEngine(
+    return GpuEngine(
         factory=factory,
         pool=DecoderPool(factory=factory, limit=settings.decoder_limit, size_classes=settings.size_classes, warm=warm),
         software=software,
@@ -98,11 +102,6 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         started=budget.report,
         ended=watch.close,
     )
-    try:
-        watch.install()
-    except (OSError, RuntimeError) as error:
-        raise StartError(str(error)) from None
-    return engine
 
 
 def _models(config: Config) -> list[_Planned]:

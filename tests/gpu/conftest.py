@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.engines import CLIPS, made
+
 
 @pytest.fixture(scope="session")
 def cupy() -> Any:
@@ -18,3 +20,9 @@ def cupy() -> Any:
     if count < 1:
         pytest.skip("no GPU")
     return module
+
+
+@pytest.fixture(scope="session")
+def clips() -> dict[str, bytes]:
+    """Clips of three keyframes by name."""
+    return {name: made(**options) for name, options in CLIPS.items()}

@@ -4,51 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import random
-import threading
-import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from decoder_pool.assignment import DecoderState
 from decoder_pool.decoder import DecodeUnit, Packet
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance import Answer
 from keyglance.aio import AsyncClient
 from keyglance.errors import KeyglanceError
-from loadtest.clips import encode, pan, photograph, text_page
 from loadtest.gpu_load import Done, one, some
 from loadtest.gpu_service import Allocations, held
-from loadtest.gpu_setup import Service, far, jobs_of
-from server.config import Config
+from loadtest.gpu_setup import Service, far
 from server.device import choose
-from server.engine import Engine, EngineJob, EngineResult
+from server.engine import EngineJob, EngineResult
+from tests.gpu.engines import BUSY, CLIPS, NAMES, SAME, SCORE, answered, config, jobs, largest_move, quiet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-
-NAMES = ("open-nsfw", "efficientnet-lite0", "centerface", "ppocr-text")
-#: Scores of one picture may differ so much: its tensor by 1/255 a value, a raw output by 0.01 where the GPU computes in float16.
-SCORE = 0.02
-#: The same on one GPU, where only the batch is another one.
-SAME = 0.005
-#: One model, one batch size, few decoders: a quick start, for engines that a test breaks.
-SMALL = {"batch_buckets": [16], "warm": [{"count": 3}], "arena_pictures": [48, 4, 2]}
-
-
-def config(models_folder: Path, device: str, models: Iterable[str] = NAMES, **gpu: object) -> Config:
-    return Config.load(
-        overrides={
-            "engine": {"device": device},
-            "models": {"folder": str(models_folder), "enabled": tuple(models)},
-            "server": {"listen": "127.0.0.1:0"},
-            "gpu": gpu,
-        }
-    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -67,76 +43,9 @@ async def cpu(models_folder: Path) -> AsyncIterator[Service]:
     await service.close()
 
 
-def made(width: int, height: int, name: str = "coffee", **options: Any) -> bytes:
-    """A clip of three keyframes."""
-    source = text_page() if name == "text" else photograph(name)
-    return encode(pan(source, 3, width, height), keyframe_interval=1, **options)
-
-
-CLIPS: dict[str, dict[str, Any]] = {
-    "landscape": {"width": 1280, "height": 720},
-    "upright": {"width": 720, "height": 1280, "name": "astronaut"},
-    "530 rows": {"width": 640, "height": 530, "name": "chelsea"},
-    "532 rows": {"width": 640, "height": 532, "name": "rocket"},
-    "1080 rows": {"width": 1920, "height": 1080, "name": "astronaut"},
-    "turned": {"width": 640, "height": 360, "name": "astronaut", "rotation": 90},
-    "text": {"width": 640, "height": 480, "name": "text"},
-    "HEVC": {"width": 640, "height": 360, "codec": "libx265"},
-    "HEVC, 10 bits": {"width": 640, "height": 360, "codec": "libx265", "pixel_format": "yuv420p10le"},
-    "VP9": {"width": 640, "height": 360, "codec": "libvpx-vp9", "container": "webm", "name": "chelsea"},
-    "MPEG-4": {"width": 640, "height": 360, "codec": "mpeg4", "name": "rocket"},
-    "smaller than hardware decodes": {"width": 32, "height": 32},
-}
-BUSY = ("landscape", "upright", "530 rows", "532 rows", "1080 rows", "turned", "text")
-
-
-@pytest.fixture(scope="module")
-def clips() -> dict[str, bytes]:
-    return {name: made(**options) for name, options in CLIPS.items()}
-
-
 def scores(answer: Answer) -> list[dict[tuple[str, str], float]]:
     """By picture, in order of time."""
     return [{(score.model, score.label): score.score for score in frame.scores} for frame in answer.frames]
-
-
-def largest_move(left: EngineResult, right: EngineResult) -> float:
-    """The largest difference of any score of any picture; both must have looked at the same ones."""
-    mine, theirs = ({frame.sample: frame for frame in result.frames} for result in (left, right))
-    assert mine.keys() == theirs.keys()
-    moves = [0.0]
-    for sample, frame in mine.items():
-        other = theirs[sample]
-        assert frame.skipped is other.skipped is None, (frame.detail, other.detail)
-        assert frame.results.keys() == other.results.keys()
-        for name, result in frame.results.items():
-            moves += [abs(score - other.results[name].scores[label]) for label, score in result.scores.items()]
-    return max(moves)
-
-
-async def jobs(clips: dict[str, bytes], names: Iterable[str]) -> dict[str, EngineJob]:
-    return {name: (await jobs_of(clips[name], 1, frames=3))[0] for name in names}
-
-
-async def answered(engine: Engine, job: EngineJob, seconds: float = 60) -> EngineResult:
-    """One answer; an engine that keeps its callers waiting past their deadline fails the test."""
-    async with asyncio.timeout(seconds + 5):
-        return await engine.run(dataclasses.replace(job, deadline=time.monotonic() + seconds))
-
-
-async def quiet(engine: Any, patience: float = 20) -> None:
-    """Until nothing is lent, queued or held; fails after `patience` seconds."""
-    end = time.monotonic() + patience
-    while True:
-        arena = engine._factory.arena.snapshot()
-        pools = [pool.snapshot() for pool in (engine._pool, engine._software)]
-        idle = all(pool.waiting == 0 and pool.count(DecoderState.IDLE) == len(pool.decoders) for pool in pools)
-        queues = engine.ensemble.snapshot()
-        if arena.free == arena.slots and idle and not any(queue.queued or queue.in_flight for queue in queues):
-            return
-        if time.monotonic() > end:
-            pytest.fail(f"not quiet: {engine!r}, {engine._factory.arena!r}")
-        await asyncio.sleep(0.02)
 
 
 # What it says
@@ -276,85 +185,6 @@ async def test_a_container_that_lies_about_the_size(gpu: Service, clips: dict[st
         assert largest_move(expected, await answered(gpu.engine, good)) == 0
     assert gpu.engine.stats().pools[0].broken == before
     await quiet(gpu.engine)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def expendable(cupy: Any, models_folder: Path) -> AsyncIterator[Service]:
-    """A small engine of its own, for what may break it."""
-    service = await Service.start(config(models_folder, "gpu", ["open-nsfw"], **SMALL))
-    yield service
-    await service.close()
-
-
-async def recovered(engine: Any, job: EngineJob, expected: EngineResult, patience: float = 30) -> None:
-    """Until the engine is healthy and answers as before, in hardware; fails after `patience` seconds."""
-    end, last = time.monotonic() + patience, ""
-    while time.monotonic() < end:
-        try:
-            result = await answered(engine, job)
-        except KeyglanceError as error:
-            last = f"{type(error).__name__}: {error}"
-        else:
-            last = "; ".join(degradation.detail for degradation in result.degradations)
-            if engine.healthy and not result.degradations and largest_move(expected, result) <= SAME:
-                return
-        await asyncio.sleep(0.2)
-    pytest.fail(f"healthy: {engine.healthy}; the last answer: {last or 'other scores'}")
-
-
-async def test_a_poisoned_decoder_is_replaced(expendable: Service, clips: dict[str, bytes]) -> None:
-    engine: Any = expendable.engine
-    job = (await jobs(clips, ["landscape"]))["landscape"]
-    expected = await answered(engine, job)
-    poison = encode(pan(photograph("coffee"), 1, 32, 32), keyframe_interval=1, container="h264")
-    leases = await engine._pool.lease(job.config, deadline=far(), most=3)
-    assert len(leases) == 3
-    for lease in leases:
-        with pytest.raises(Exception, match=r".+"):
-            lease.decoder._session._decode(poison, 8)  # error 1, once; from then on every valid picture raises too
-        lease.release()  # the pool does not know
-    poisoned = {decoder.number for decoder in engine._pool.snapshot().decoders}
-    result = await answered(engine, job)
-    assert [frame for frame in result.frames if frame.skipped is not None] == []  # software took over
-    assert result.degradations
-    await recovered(engine, job, expected)
-    await quiet(engine)
-    state = engine._pool.snapshot()
-    assert state.counters.broken >= 1
-    assert len(state.decoders) == 3
-    assert {decoder.number for decoder in state.decoders} != poisoned
-
-
-async def test_a_capture_that_fails_elsewhere_in_the_process(expendable: Service, cupy: Any, clips: dict[str, bytes]) -> None:
-    engine: Any = expendable.engine
-    by_name = await jobs(clips, ["landscape", "upright"])
-    expected = await answered(engine, by_name["landscape"])
-    begun, enough = threading.Event(), threading.Event()
-    said: list[str] = []
-
-    def capture() -> None:
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-            begun.set()
-            enough.wait(20)
-            try:
-                stream.end_capture()
-            except Exception as error:
-                said.append(f"{type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=capture, daemon=True)
-    thread.start()
-    assert await asyncio.to_thread(begun.wait, 20)
-    hit = await asyncio.gather(*(answered(engine, job, 15) for _ in range(8) for job in by_name.values()), return_exceptions=True)
-    enough.set()
-    await asyncio.to_thread(thread.join, 20)
-    # A call that is hit may fail, with a sentence of ours; it may as well have been answered.
-    assert [error for error in hit if isinstance(error, BaseException) and not isinstance(error, KeyglanceError)] == []
-    print(json.dumps({"the capture said": said, "calls": sorted({type(each).__name__ for each in hit})}))
-    await recovered(engine, by_name["landscape"], expected)
-    await recovered(engine, by_name["upright"], await answered(engine, by_name["upright"]))
-    await quiet(engine)
 
 
 # Nothing grows
