@@ -64,7 +64,8 @@ def commit() -> str | None:
 def _command() -> list[str]:
     spec = sys.modules["__main__"].__spec__  # None where a file was run by its path
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
-    return ["python", *program, *sys.argv[1:]]
+    # A folder's last name says what it is; where it lies is the machine's own affair.
+    return ["python", *program, *(Path(each).name if each.startswith("/") else each for each in sys.argv[1:])]
 
 
 def _version(package: str) -> str | None:
