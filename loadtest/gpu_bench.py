@@ -44,7 +44,6 @@ class Bench:
     clips: Mapping[str, PackedClip]
     directory: Path
     every_codec: bool = False
-    announce_sizes: bool = True
 
     @classmethod
     @asynccontextmanager
@@ -72,7 +71,6 @@ class Bench:
             watch=self.watch,
             size_classes=SIZE_CLASSES,
             software=software,
-            announce_sizes=self.announce_sizes,
             damage_untold=("av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4")
             if self.every_codec
             else ("av1", "vp8", "vp9"),

@@ -1,6 +1,6 @@
 """Hardware decoding measured and proven on a GPU: `python -m loadtest.gpu_decode CLIPS OUT.json [PART …]`.
 
-CLIPS is what `loadtest.gpu_clips` has written. Parts: parity, reuse, reconfigure, phone, as_they_are, damage, corpus, faults,
+CLIPS is what `loadtest.gpu_clips` has written. Parts: parity, reuse, reconfigure, phone, damage, corpus, faults,
 leaks; all where none is named. Every number is of this run; times are medians in milliseconds on this process' clock.
 """
 
@@ -146,7 +146,7 @@ def reconfigure(bench: Bench) -> dict[str, Any]:
         (frame,) = session.feed(feed.data).frames
         session.copy(frame, feed.surface, slot)
 
-    session = HardwareSession(bench.gpu, key, bounds, bench.watch, announce_sizes=bench.announce_sizes)
+    session = HardwareSession(bench.gpu, key, bounds, bench.watch)
     session.open()
     session.warm_up()
     for name in (big.name, small.name) * 2:
@@ -166,7 +166,7 @@ def reconfigure(bench: Bench) -> dict[str, Any]:
     session.close()
     for _ in range(5):
         begin = time.perf_counter()
-        session = HardwareSession(bench.gpu, key, bounds, bench.watch, announce_sizes=bench.announce_sizes)
+        session = HardwareSession(bench.gpu, key, bounds, bench.watch)
         session.open()
         decode(session, big.name, 1)
         new.append(time.perf_counter() - begin)
@@ -182,13 +182,6 @@ def reconfigure(bench: Bench) -> dict[str, Any]:
         "reconfigured / alone": round(medians[1] / medians[0], 3),
         "new / reconfigured": round(medians[2] / medians[1], 1),
     }
-
-
-async def as_they_are(bench: Bench) -> dict[str, Any]:
-    """The same where the library is not told sizes: whether pictures are the same, and what it saves."""
-    bench = replace(bench, announce_sizes=False)
-    told = await asyncio.to_thread(reconfigure, bench)
-    return {"reuse": await reuse(bench), "reconfigure": told, "phone": await phone(bench)}
 
 
 def _broken(payload: bytes, number: int) -> tuple[str, bytes]:
@@ -367,7 +360,6 @@ _PARTS: Mapping[str, Callable[[Bench], Awaitable[dict[str, Any]] | dict[str, Any
     "reuse": reuse,
     "reconfigure": reconfigure,
     "phone": phone,
-    "as_they_are": as_they_are,
     "damage": damage,
     "corpus": corpus,
     "faults": faults,

@@ -80,7 +80,6 @@ class NvdecFactory:
     `software` decodes what hardware cannot; without it such samples have no picture. `damage_untold` are the codecs that are
     decoded here although the hardware says nothing of damaged pictures. VP8, VP9 and AV1 have no redundancy by which
     software would find most of it either; of MPEG-1, MPEG-2 and MPEG-4 pictures software finds it, so they are left to it.
-    `announce_sizes` as in `HardwareSession`.
     """
 
     kind = "nvdec"
@@ -97,10 +96,8 @@ class NvdecFactory:
         software: SoftwareDecoding | None = None,
         damage_untold: Collection[str] = _DAMAGE_UNTOLD,
         limits: NvdecLimits | None = None,
-        announce_sizes: bool = True,
     ) -> None:
         self._gpu = gpu
-        self._announce_sizes = announce_sizes
         self._watch = watch
         self._size_classes = tuple(sorted(size_classes))
         self._software = software
@@ -125,7 +122,7 @@ class NvdecFactory:
     def make(self, key: DecoderKey) -> NvdecDecoder:
         """As `DecoderFactory.make`."""
         bounds = bounds_of_key(key, self.capabilities[key.codec, key.bit_depth, key.chroma_format])
-        session = HardwareSession(self._gpu, key, bounds, self._watch, announce_sizes=self._announce_sizes)
+        session = HardwareSession(self._gpu, key, bounds, self._watch)
         return NvdecDecoder(
             key,
             session,

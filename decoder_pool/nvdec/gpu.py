@@ -34,8 +34,6 @@ CODECS = {
 #: Names of the surfaces (`Pixel_Format`) that `Surface` describes, by chroma format and bytes of a sample.
 _FORMATS = {("420", 1): "NV12", ("420", 2): "P016", ("444", 1): "YUV444", ("444", 2): "YUV444_16Bit"}
 _END_OF_STREAM, _END_OF_PICTURE = 1, 8  # CUVID_PKT_ENDOFSTREAM, CUVID_PKT_ENDOFPICTURE
-#: To the library a size without an area: pictures come in whatever size the bitstream has.
-_AS_IT_IS = (1, 0)
 _DEVICE_TO_DEVICE, _HOST_TO_DEVICE = 3, 1  # cudaMemcpyKind
 #: What the library prints for a picture whose decoding status is an error, concealed or not (`cuvidGetDecodeStatus`).
 _DAMAGE = "Decode Error occurred"
@@ -111,18 +109,14 @@ class HardwareSession:
 
     Whatever the library raises comes through; after that only `close` is left.
 
-    At every size that is announced to it the library frees the memory of its frame and allocates it anew, which waits for all
-    that the GPU is doing. Without `announce_sizes` it is only told that there will be another size: then it keeps memory that
-    is large enough, and a size that differs from the expected one is found. But pictures come uncropped at the left and at the
-    top; the first stream that is cropped there has sizes announced from then on (the crop of one announced size stays).
+    At every size that is announced to it the library frees the memory of its frame and allocates it anew.
     """
 
-    def __init__(self, gpu: Gpu, key: DecoderKey, bounds: Bounds, watch: StdoutWatch, *, announce_sizes: bool = True) -> None:
+    def __init__(self, gpu: Gpu, key: DecoderKey, bounds: Bounds, watch: StdoutWatch) -> None:
         self._gpu = gpu
         self._key = key
         self._bounds = bounds
         self._watch = watch
-        self._announce_sizes = announce_sizes
         self._stream: Any = None
         self._decoder: Any = None
         self._packet: Any = None
@@ -179,7 +173,6 @@ class HardwareSession:
             away = next(((d, w, h) for d, w, h in self._clips if (w, h) != sequence.coded), None)
             if away is not None:
                 self._visit(*away)
-        self._announce_sizes = self._announce_sizes or sequence.origin != (0, 0)
         self._announce(surface)
         self._sequence = sequence
         return True
@@ -193,7 +186,7 @@ class HardwareSession:
 
     def _announce(self, surface: Surface) -> None:
         if self.announced is not None:  # the first sequence header makes the session, of whatever size
-            self._decoder.setReconfigParams(*((surface.width, surface.height) if self._announce_sizes else _AS_IT_IS))
+            self._decoder.setReconfigParams(surface.width, surface.height)
         self.announced = surface
         self._looked_at = False
 

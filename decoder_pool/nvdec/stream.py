@@ -75,8 +75,6 @@ class Sequence:
 
     coded: tuple[int, int]
     parameter_sets: frozenset[bytes] = frozenset()
-    #: Pixels cropped at the left and at the top.
-    origin: tuple[int, int] = (0, 0)
 
 
 class Feed(NamedTuple):
@@ -284,7 +282,7 @@ class HardwareStream:
             self._check(told)
 
     def _sequence(self, told: Described) -> Sequence:
-        return Sequence((told.coded_width, told.coded_height), frozenset(self._checked), told.origin)
+        return Sequence((told.coded_width, told.coded_height), frozenset(self._checked))
 
     def _layout(self, told: Described) -> Layout:
         """Containers crop less than a macroblock from H.264 pictures that are not cropped otherwise (as FFmpeg has it)."""
@@ -313,6 +311,8 @@ class HardwareStream:
             raise Unfit("pictures may be interlaced: the driver would mix fields with those of pictures before")
         if config.chroma_format == "420" and (config.width % 2 or config.height % 2):
             raise Unfit(f"pictures of {config.width}x{config.height}: the driver scales odd sizes to even ones")
+        if told.origin != (0, 0):
+            raise Unfit(f"pictures cropped at the left or the top, by {told.origin}: the library cuts them elsewhere")
         if reason := self._bounds.refusal(told.coded_width, told.coded_height):
             raise Unfit(reason)
 

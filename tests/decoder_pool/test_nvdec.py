@@ -42,12 +42,12 @@ def watch() -> Iterator[StdoutWatch]:
     watch.close()
 
 
-@pytest.fixture(params=[True, False], ids=["sizes announced", "sizes as they are"])
-def factory(watch: StdoutWatch, request: pytest.FixtureRequest) -> Iterator[NvdecFactory]:
+@pytest.fixture
+def factory(watch: StdoutWatch) -> Iterator[NvdecFactory]:
     gpu = fake_gpu()
     arena = FrameArena(arena_slots(CLASSES, (3, 2)), gpu.cupy.empty)
     limits = NvdecLimits(step_seconds=2.0)
-    factory = NvdecFactory(gpu, arena=arena, watch=watch, size_classes=CLASSES, limits=limits, announce_sizes=request.param)
+    factory = NvdecFactory(gpu, arena=arena, watch=watch, size_classes=CLASSES, limits=limits)
     yield factory
     factory.close()
     assert arena.snapshot().free == arena.snapshot().slots  # nothing is left leased
@@ -421,20 +421,12 @@ async def test_streams_that_differ_in_references_only_visit_another_size(factory
     await decoder.close()
 
 
-async def test_what_is_cropped_at_the_left_and_the_top_has_its_size_announced(factory: NvdecFactory) -> None:
-    plain, cropped = h264((320, 180)), h264((448, 192), **{"x264-params": "scenecut=0:sliced-threads=0:crop-rect=64,8,64,4"})
-    decoder = await started(factory, plain.config)
-    sizes = []
-    for clip in (plain, cropped, plain):
-        await decoder.configure(clip.config)
-        data, packets = clip.packed()
-        with data:
-            ((_, planes),) = (await all_of(decoder, clip.alone(packets, 1), data)).values()
-        assert same(planes, nv12(clip.pictures[1]))
-        sizes.append(next(call[1:] for call in reversed(factory._gpu.codec.calls) if call[0] == "announce"))
-    assert sizes[1:] == [(320, 180), (320, 180)]
-    assert sizes[0] == ((320, 180) if factory._announce_sizes else (1, 0))
-    await decoder.close()
+async def test_what_is_cropped_at_the_left_or_the_top_goes_to_software(factory: NvdecFactory) -> None:
+    """On a GPU such a picture came out uncropped there, and cut at the right instead."""
+    cropped = h264((448, 192), **{"x264-params": "scenecut=0:sliced-threads=0:crop-rect=64,8,64,4"})
+    refused = factory.refuses(cropped.config)
+    assert refused is not None
+    assert "cropped at the left or the top" in refused
 
 
 async def test_a_cancelled_picture_leaves_the_decoder_in_sync(factory: NvdecFactory) -> None:
