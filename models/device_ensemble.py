@@ -266,8 +266,13 @@ class DeviceEnsemble:
                 self._frames.add(key, frame)
                 self._keys[frame] = key
                 count = len(self._frames)
-                due = count == 1 or not group.to_come or count in self.plan.costs
-                if count >= self.plan.largest or not self._coming or (due and not self._outstanding):
+                if (
+                    count == 1  # there is something to wait for
+                    or not group.to_come
+                    or count >= self.plan.largest
+                    or not self._coming
+                    or (count in self.plan.costs and not self._outstanding)
+                ):
                     self._changed.notify_all()
                 return
         _release(picture)
@@ -398,14 +403,15 @@ class DeviceEnsemble:
         try:
             for run in runs[:-1]:  # the quicker ones are read while the slowest still runs
                 rows[run.lane.manifest.name] = self._rows(run, _outputs(run), batch)
-            outputs = _outputs(runs[-1])
+            outputs = _outputs(runs[-1]) if runs else {}
         finally:
             ended = time.monotonic()
             with self._changed:  # the next batch may begin while the last one is read
                 self._outstanding -= 1
                 self._in_flight -= len(batch.frames)
                 self._changed.notify_all()
-        rows[runs[-1].lane.manifest.name] = self._rows(runs[-1], outputs, batch)
+        if runs:
+            rows[runs[-1].lane.manifest.name] = self._rows(runs[-1], outputs, batch)
         for run in batch.runs:
             if run.error is not None:
                 batch.span.record_exception(run.error)
@@ -456,6 +462,7 @@ class DeviceEnsemble:
             batch.began,
             batch.enqueued,
             ended,
+            batch.span.get_span_context(),
         )
 
     # Answers, out

@@ -259,6 +259,15 @@ async def test_a_model_that_fails_fails_its_batch_and_the_next_one_runs(fault: s
         assert set((await b.answered(2))[1].results) == {"first", "second"}
 
 
+async def test_without_any_model_a_frame_has_no_results() -> None:
+    async with bench() as b:
+        b.submit(b.group(1, models=()), 1)
+        (answer,) = await b.answered(1)
+        assert (answer.error, answer.results, answer.failed) == (None, {}, {})
+        b.submit(b.group(1), 2)
+        await b.answered(2)
+
+
 async def test_a_row_that_is_not_finite_fails_alone() -> None:
     async with bench() as b:
         b.lanes["second"].nan = True

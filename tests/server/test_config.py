@@ -41,7 +41,7 @@ def test_defaults_are_the_documented_ones():
     assert config.sampling.frames == 16
     assert config.sampling.largest_gap == 10
     assert config.engine.device == "auto"
-    assert config.gpu.largest_batch == 64
+    assert config.gpu.largest_batch == 48
 
 
 def test_the_order_of_sources(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def job(samples: int = 6, *, config: StreamConfig = CONFIG, **fields: object) ->
         "config": config,
         "orientation": Orientation(),
         "units": units,
-        "packets": SharedBytes.of([bytes(max(1, samples))]),
+        "packets": SharedBytes.held([bytes(max(1, samples))]),
         "models": (),
         "deadline": time.monotonic() + 20,
     }

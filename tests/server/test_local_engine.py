@@ -89,7 +89,7 @@ def job(samples: int = 6, *, config: StreamConfig = CONFIG, **fields: object) ->
         "config": config,
         "orientation": Orientation(),
         "units": units,
-        "packets": SharedBytes.of([bytes(samples)]),
+        "packets": SharedBytes.held([bytes(samples)]),
         "models": (),
         "deadline": time.monotonic() + 20,
     }
