@@ -18,7 +18,9 @@ from server.waiting_room import Waiter, WaitingRoom
 _FULL, _RELAXED, _CALM = 0.9, 0.5, 30.0
 #: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
 _SHORT = 0.5
-_LEAST_ROOM = 2
+_LEAST_ROOM = 4
+#: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
+_MUCH_LESS = 0.75
 #: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.
 _RETRY, _SOONEST, _LATEST = 1.0, 0.25, 30.0
 
@@ -111,7 +113,7 @@ class Lane:
         if self._is_free:
             self._take(urgency.caller)
             return
-        if len(self._room) >= self.room and (weakest := self._room.weakest(urgency)) is not None:
+        if len(self._room) >= self.room and (weakest := self._room.weakest(urgency, self._in_work)) is not None:
             self._room.remove(weakest)
             self._turn_away(weakest, "evicted", "room was made for a more urgent call, or for one of a caller with fewer of them")
         granted = asyncio.get_running_loop().create_future()
@@ -139,8 +141,14 @@ class Lane:
         without one because its deadline passed (None). To be told before its place is given back.
         """
         self.times.add(urgency.kind, served, self._clock())
-        if waited is not None:
+        before = self.limit.value
+        if waited is None:
+            # Whoever had a place was expected to be in time: there are too many at once, whether or not others wait.
+            self.limit.observe(served, served, short=True)
+        else:
             self.limit.observe(served, waited, short=len(self._room) > 0)
+        if self.limit.value < before * _MUCH_LESS:
+            self.times.scale(self.limit.value / before)  # they were measured among more calls, each of which took longer for it
 
     @property
     def _is_free(self) -> bool:
@@ -157,7 +165,7 @@ class Lane:
                 return self._too_short(urgency, usual or 0.0, now), 0.0
             return None, 0.0
         waiting = len(self._room)
-        if waiting >= self.room and self._room.weakest(urgency) is None:
+        if waiting >= self.room and self._room.weakest(urgency, self._in_work) is None:
             return self._overloaded(urgency, "room", f"{waiting} calls wait already, {self.serving} are worked on"), 1.0
         mean = self.times.mean(now)
         wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.limit.value

@@ -13,7 +13,7 @@ _PATIENCE = 30
 #: The load is gone below this share of the one at which a step is taken.
 _CALM = 0.5
 #: A step that was left and is needed again within so many times its dwell was left too early, and is held twice as long.
-_RELAPSE = 3
+_RELAPSE = 6
 _MOST_DOUBLINGS = 6
 
 
@@ -48,7 +48,9 @@ class LoadSteps:
         self._smoothing = hold / 2  # so that after `hold` seconds most of a change is in it
         self._told = -math.inf
         self._changed = -math.inf
-        self._calm_since: float | None = None
+        # When it was last not calm, and when it was last not calm or too many calls came: rates vary by chance and fall below
+        # any bar now and then, so they must stay there.
+        self._strained = self._busy = -math.inf
 
     def update(self, now: float, load: float, capacity: float | None) -> int:
         """A call comes, at this load; `capacity` is how many a second can be done now, None if unknown. Returns the step."""
@@ -56,11 +58,11 @@ class LoadSteps:
         self._rate = self._rate * math.exp(-since / self._smoothing) + 1 / self._smoothing
         self._silence(now, since)
         if self.step < len(self._steps) and load >= self._steps[self.step].at_load:
-            self._calm_since = None
+            self._strained = self._busy = now
             if now - self._changed >= self._settle:
                 self._up(now, capacity)
         elif self.step:
-            self._calm(now, load)
+            self._look_down(now, load)
         return self.step
 
     def _up(self, now: float, capacity: float | None) -> None:
@@ -80,23 +82,20 @@ class LoadSteps:
             since -= dwell
             self._down(now - since)
 
-    def _calm(self, now: float, load: float) -> None:
+    def _look_down(self, now: float, load: float) -> None:
         taken = self._steps[self.step - 1]
         if load > taken.at_load * _CALM:
-            self._calm_since = None
-            return
-        if self._calm_since is None:
-            self._calm_since = now
-        dwell, calm, held = self._dwell(taken), now - self._calm_since, now - self._changed
-        if calm < self._hold or held < dwell:
-            return
-        if taken.capacity is None or self._rate <= _RECOVERED * taken.capacity or min(calm, held) >= _PATIENCE * dwell:
+            self._strained = self._busy = now
+        elif taken.capacity is not None and self._rate > _RECOVERED * taken.capacity:
+            self._busy = now
+        dwell = self._dwell(taken)
+        if now - self._changed >= dwell and (now - self._busy >= self._hold or now - self._strained >= _PATIENCE * dwell):
             self._down(now)
 
     def _down(self, now: float) -> None:
         self._steps[self.step - 1].left = now
         self.step -= 1
-        self._changed = self._calm_since = now
+        self._changed = self._strained = self._busy = now
 
     def _dwell(self, taken: _Taken) -> float:
         return self._hold * (1 << taken.doublings)

@@ -32,6 +32,12 @@ class ServiceTimes:
             held = self._kinds[kind] = deque(maxlen=_KEPT)
         held.append((now, seconds))
 
+    def scale(self, factor: float) -> None:
+        """All times become `factor` times what they were measured as."""
+        for held in (self._all, *self._kinds.values()):
+            for place, (when, seconds) in enumerate(held):
+                held[place] = (when, seconds * factor)
+
     def mean(self, now: float) -> float | None:
         """Of the last calls of all kinds; None where too few are known."""
         known = self._recent(self._all, now)

@@ -109,18 +109,19 @@ class WaitingRoom(Generic[T]):
         rank = 0 if own is None else sum(waiter.urgency.deadline <= urgency.deadline for waiter in own.waiting())
         return more_urgent + rank + sum(min(line.count, rank + 1) for name, line in callers.items() if name != urgency.caller)
 
-    def weakest(self, urgency: Urgency) -> Waiter[T] | None:
+    def weakest(self, urgency: Urgency, in_work: Mapping[str, int]) -> Waiter[T] | None:
         """Who should go so that a call of this urgency can stay, where there is no room for both; None: the call itself.
 
         That is the least urgent priority, if less urgent than the call's; within the call's own priority a caller that has at
-        least two more waiting than the call's. Of such a caller the call with the latest deadline.
+        least two calls more than the call's, waiting or `in_work`. Of such a caller the call with the latest deadline.
         """
         if not self._lines:
             return None
         priority = max(self._lines)
         callers = self._lines[priority]
-        name = max(callers, key=lambda each: callers[each].count)
-        own = callers[urgency.caller].count if urgency.caller in callers else 0
-        if priority < urgency.priority or (priority == urgency.priority and callers[name].count < own + 2):
+        shares = {name: line.count + in_work.get(name, 0) for name, line in callers.items()}
+        name = max(shares, key=shares.__getitem__)
+        own = shares.get(urgency.caller, in_work.get(urgency.caller, 0))
+        if priority < urgency.priority or (priority == urgency.priority and shares[name] < own + 2):
             return None
         return max(callers[name].waiting())
