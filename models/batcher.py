@@ -60,10 +60,11 @@ class ExpectedFrames:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """The outputs for one frame, without a batch axis, and how long it waited until its batch began, in seconds."""
+    """The outputs for one frame, without a batch axis, the seconds that it waited until its batch began, and the batch's span."""
 
     outputs: Outputs
     waited: float
+    batch: trace.SpanContext = trace.INVALID_SPAN_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class Batcher:
             logger.warning("model %s failed on a batch of %d frames", self.manifest.name, len(batch.frames), exc_info=True)
             error = raised
         finally:
-            self._settle(batch, rows, error)
+            self._settle(batch, rows, error, span.get_span_context())
             if error is not None:
                 span.record_exception(error)
                 span.set_status(trace.StatusCode.ERROR, str(error))
@@ -262,7 +263,7 @@ class Batcher:
         check_outputs(self.manifest, outputs, len(tensors))
         return [{name: values[row] for name, values in outputs.items()} for row in range(len(tensors))]
 
-    def _settle(self, batch: _Batch, rows: Sequence[Outputs], error: Exception | None) -> None:
+    def _settle(self, batch: _Batch, rows: Sequence[Outputs], error: Exception | None, span: trace.SpanContext) -> None:
         self._in_flight -= len(batch.frames)
         self._fill[len(batch.frames)] += 1
         self._failed += error is not None
@@ -270,7 +271,7 @@ class Batcher:
             if frame.done.done():
                 continue
             if error is None:
-                frame.done.set_result(Inferred(rows[place], batch.began - frame.since))
+                frame.done.set_result(Inferred(rows[place], batch.began - frame.since, span))
             else:
                 frame.done.set_exception(self._error_for_one(error))
 

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from opentelemetry.trace import SpanContext
+
 from keyglance.errors import KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Backend
 from models.batcher import Batcher, BatcherSnapshot, ExpectedFrames
@@ -36,11 +38,15 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleResult:
-    """One frame's results by model, the optional models that failed on it with the reason, and the longest wait in a queue."""
+    """One frame's results by model, the optional models that failed on it with the reason, and the longest wait in a queue.
+
+    `batches` are the spans of the batches that it was in.
+    """
 
     results: Mapping[str, FrameResult]
     failed: Mapping[str, str]
     waited: float
+    batches: tuple[SpanContext, ...] = ()
 
 
 class Ensemble:
@@ -118,6 +124,7 @@ class Ensemble:
                 results={answer.model: answer.result for answer in answers if answer.result is not None},
                 failed={answer.model: answer.failure for answer in answers if answer.result is None},
                 waited=max((answer.waited for answer in answers), default=0.0),
+                batches=tuple(answer.batch for answer in answers if answer.batch is not None and answer.batch.is_valid),
             )
         raise next(error for error in raised if isinstance(error, KeyglanceError))  # flat: no task raises a group
 
@@ -133,7 +140,7 @@ class Ensemble:
             if model.manifest.required:
                 raise
             return _Answer(model.manifest.name, None, failure=error.message)
-        return _Answer(model.manifest.name, result, waited=inferred.waited)
+        return _Answer(model.manifest.name, result, waited=inferred.waited, batch=inferred.batch)
 
     async def _work_on(self, model: LoadedModel, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` on a work thread; whatever it raises is a failure of `model`."""
@@ -172,3 +179,4 @@ class _Answer:
     result: FrameResult | None
     waited: float = 0.0
     failure: str = ""
+    batch: SpanContext | None = None

@@ -18,7 +18,7 @@ class FrameAnswer:
 
     `tag` is what the frame was submitted with. `error` is set where a required model failed or the frame came too late; else
     `results` by model, and in `failed` why optional models have none. `since`: submitted, `began`: its batch began,
-    `enqueued`: preprocessing and networks were enqueued, `ended`: results were there.
+    `enqueued`: preprocessing and networks were enqueued, `ended`: results were there. `batch` is the batch's span.
     """
 
     tag: object
@@ -30,6 +30,7 @@ class FrameAnswer:
     began: float = 0.0
     enqueued: float = 0.0
     ended: float = 0.0
+    batch: SpanContext = INVALID_SPAN_CONTEXT
 
 
 class FrameGroup:

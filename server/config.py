@@ -426,6 +426,12 @@ class TelemetrySection(_Section):
         default="",
         description="Where Prometheus can read metrics: HOST:PORT (9464 is usual, 0: any free one) or unix:PATH; empty: nowhere.",
     )
+    trace_ratio: float = Field(
+        default=0.1,
+        description="Part of calls whose traces are sent where the caller does not say; failed, degraded and slow ones always.",
+        ge=0,
+        le=1,
+    )
     profile_seconds: float = Field(
         default=0.0,
         description="Seconds of work, from the first call on, of which a profile is written; 0: none.",

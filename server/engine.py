@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from opentelemetry.trace import SpanContext
+
 from decoder_pool.decoder import DecodeUnit
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.video import Orientation, StreamConfig
@@ -63,13 +65,15 @@ class FrameOutcome:
 class EngineResult:
     """The answer to a job: one outcome for each wanted sample, in any order, and what the engine has to say of itself.
 
-    `config` is the stream as the decoder found it, None where nothing was decoded.
+    `config` is the stream as the decoder found it, None where nothing was decoded. `batches` are the spans of the batches
+    in which its pictures were.
     """
 
     frames: tuple[FrameOutcome, ...]
     timings: tuple[StepTiming, ...]
     degradations: tuple[Degradation, ...] = ()
     config: StreamConfig | None = None
+    batches: tuple[SpanContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class _Work:
     waited: float = 0.0  # of any picture, from its decoding to its batch
     waited_for_decoders: float = 0.0
     created: int = 0
+    batches: dict[int, trace.SpanContext] = field(default_factory=dict)  # by span id
 
     def take(self) -> DecodeUnit | None:
         """The next unit of the call, for whichever of its decoders is free; none once it is over or too late."""
@@ -163,6 +164,7 @@ class _Work:
         self.preprocess.over(answer.began, answer.enqueued)
         self.infer.over(answer.since, answer.ended)
         self.waited = max(self.waited, answer.began - answer.since)
+        self.batches[answer.batch.span_id] = answer.batch
         self.outcomes.append(FrameOutcome(decoded.sample, decoded.alone, decoded.stand_in, results=answer.results))
         self._count()
 
@@ -203,7 +205,8 @@ class _Work:
             timings.append(StepTiming("preprocess", preprocess.begin, preprocess.end))
             timings.append(StepTiming("infer", infer.begin, infer.end, self.waited))
         found = found_config(self.job.config, self.first) if self.first is not None else None
-        return EngineResult(tuple(frames), tuple(timings), tuple(degradations), found)
+        batches = tuple(each for each in self.batches.values() if each.is_valid)
+        return EngineResult(tuple(frames), tuple(timings), tuple(degradations), found, batches)
 
 
 class GpuEngine:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
+from opentelemetry.trace import SpanContext
+
 from decoder_pool.decoder import Decoded, DecoderBroken, DecodeUnit
 from decoder_pool.picture import Picture
 from decoder_pool.pool import DecoderPool, Lease
@@ -63,6 +65,7 @@ class _Work:
     failed_models: dict[str, str] = field(default_factory=dict)
     not_tone_mapped: int = 0
     found: StreamConfig | None = None
+    batches: dict[int, SpanContext] = field(default_factory=dict)  # by span id
     decode: _Clock = field(default_factory=lambda: _Clock("decode"))
     preprocess: _Clock = field(default_factory=lambda: _Clock("preprocess"))
     infer: _Clock = field(default_factory=lambda: _Clock("infer"))
@@ -91,6 +94,7 @@ class _Work:
             timings=tuple(timing for clock in clocks if (timing := clock.timing())),
             degradations=tuple(degradations),
             config=self.found,
+            batches=tuple(self.batches.values()),
         )
 
 
@@ -237,6 +241,7 @@ class LocalEngine:
             )
         work.infer.wait = max(work.infer.wait, answer.waited)
         work.failed_models.update(answer.failed)
+        work.batches.update((each.span_id, each) for each in answer.batches)
         work.outcomes.append(
             FrameOutcome(decoded.sample, decoded.alone, decoded.stand_in, results=answer.results, thumbnail=jpeg)
         )

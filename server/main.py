@@ -75,7 +75,13 @@ def _run(config: Config, port_file: Path | None, check: bool) -> int:
             return 0
         console = sys.stderr if config.telemetry.console else None
         prometheus = "" if check else config.telemetry.prometheus
-        telemetry = Telemetry.create(version=version("keyglance-server"), console=console, prometheus=prometheus, profile=profile)
+        telemetry = Telemetry.create(
+            version=version("keyglance-server"),
+            console=console,
+            prometheus=prometheus,
+            profile=profile,
+            trace_ratio=config.telemetry.trace_ratio,
+        )
         if check:
             click.echo(asyncio.run(check_server(config, telemetry, assemble)))
         else:

@@ -250,6 +250,26 @@ WORKER_RESTARTS = Instrument(
 )
 PROCESS_CPU = Instrument("process.cpu.time", Kind.OBSERVED_COUNTER, "s", "Processor time that this process has used.")
 PROCESS_MEMORY = Instrument("process.memory.usage", Kind.OBSERVED_SUM, "By", "Resident memory of this process.")
+TRACES_KEPT = Instrument(
+    "keyglance.traces.kept",
+    Kind.OBSERVED_COUNTER,
+    "{trace}",
+    "Calls whose traces are sent, where traces are sent at all.",
+    {"reason": "sampled (by the caller's flag or by ratio), failed, refused, degraded, slow"},
+)
+SPANS_EXPORTED = Instrument(
+    "keyglance.spans.exported", Kind.OBSERVED_COUNTER, "{span}", "Spans that the collector of traces has taken."
+)
+SPANS_DROPPED = Instrument(
+    "keyglance.spans.dropped",
+    Kind.OBSERVED_COUNTER,
+    "{span}",
+    "Spans of traces to be sent that were lost.",
+    {
+        "reason": "queue (too many wait to be sent), export (the collector did not take them), "
+        "held (too many to wait for their calls' ends)"
+    },
+)
 GPU_UTILIZATION = Instrument(
     "hw.gpu.utilization",
     Kind.OBSERVED_GAUGE,

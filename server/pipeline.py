@@ -252,7 +252,7 @@ def _tell_steps(steps: Steps, result: EngineResult) -> None:
         "infer": {"pictures": len(seen), "models": models},
     }
     for timing in result.timings:
-        steps.add(timing, facts.get(timing.step))
+        steps.add(timing, facts.get(timing.step), links=result.batches if timing.step == "infer" else ())
 
 
 def _degradations(index: VideoIndex, frames: Sequence[LookedAt], covered: Coverage, policy: SamplingPolicy) -> list[Degradation]:

@@ -49,6 +49,8 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
         answer = await work
         call.facts["verdict"] = answer.judgement.verdict.name.lower()
         call.facts["frames"] = answer.coverage.frames
+        if answer.degradations:
+            call.facts["degradations"] = ",".join(item.reason.name for item in answer.degradations)
         call.steps.metrics.answer(
             verdict=answer.judgement.verdict.name.lower(),
             seen=answer.coverage.frames,

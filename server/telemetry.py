@@ -25,13 +25,14 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Meter
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -41,7 +42,10 @@ from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
 from server.metrics import Metrics
 from server.process_readings import process_readings
 from server.profile import Profile, ProfileRecorder
+from server.span_export import SpanExport
+from server.tail_sampler import KeptExemplars, TailSampler
 from server.timing import StepTiming
+from server.trace_readings import TraceReadings
 
 SCOPE = "keyglance"
 
@@ -56,10 +60,18 @@ class TelemetryError(Exception):
 class Telemetry:
     """One process's tracer and meter, until `shutdown`."""
 
-    def __init__(self, tracers: TracerProvider, meters: MeterProvider, version: str, port: MetricsPort | None = None) -> None:
+    def __init__(
+        self,
+        tracers: TracerProvider,
+        meters: MeterProvider,
+        version: str,
+        port: MetricsPort | None = None,
+        sampler: TailSampler | None = None,
+    ) -> None:
         self._tracers = tracers
         self._meters = meters
         self._port = port
+        self._sampler = sampler
         self._propagator = TraceContextTextMapPropagator()
         self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
         self.meter: Meter = meters.get_meter(SCOPE, version)
@@ -73,6 +85,8 @@ class Telemetry:
         version: str,
         console: TextIO | None = None,
         span_processors: Sequence[SpanProcessor] = (),
+        span_exporter: SpanExporter | None = None,
+        trace_ratio: float = 1.0,
         metric_readers: Sequence[MetricReader] = (),
         process: str = "server",
         prometheus: str = "",
@@ -81,6 +95,8 @@ class Telemetry:
     ) -> Telemetry:
         """Providers with the exporters that the environment names and those given; `console` gets each trace as a tree.
 
+        `span_processors` get every span; what is exported, to `span_exporter` too, `TailSampler` chooses, by `trace_ratio` where
+        nothing else decides. Where nobody wants spans none are recorded, though trace ids exist.
         `process` is this one's part among several (`front-1`, `engine-0`). `prometheus`, HOST:PORT or unix:PATH, is where its
         metrics can be read, together with those of `others`: by process the Unix sockets on which they serve theirs. `profile`
         is what this process records its part of.
@@ -100,8 +116,12 @@ class Telemetry:
         if profile is not None:
             processors.append(ProfileRecorder(profile, process))
         readers = list(metric_readers)
-        if exports_traces:
-            processors.append(BatchSpanProcessor(OTLPSpanExporter()))
+        sampler = None
+        if exports_traces and span_exporter is None:
+            span_exporter = OTLPSpanExporter()
+        if span_exporter is not None:
+            export = SpanExport(span_exporter)
+            processors.append(sampler := TailSampler(export, ratio=trace_ratio))
         if exports_metrics:
             readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
         port = None
@@ -114,15 +134,31 @@ class Telemetry:
                 raise TelemetryError(f"telemetry.prometheus: cannot serve on {prometheus}: {error.strerror or error}") from None
         if console is not None:
             processors.append(SimpleSpanProcessor(TreeExporter(console)))
-        tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        # Recorded is what anybody wants; what is sent is decided at the end of a call.
+        tracers = TracerProvider(ALWAYS_ON if processors else ALWAYS_OFF, resource=resource, shutdown_on_exit=False)
         for processor in processors:
             tracers.add_span_processor(processor)
-        return cls(tracers, MeterProvider(readers, resource=resource, shutdown_on_exit=False), version, port)
+        exemplars = AlwaysOnExemplarFilter() if sampler is None else KeptExemplars(sampler)  # logs have the ids of all
+        meters = MeterProvider(readers, resource=resource, exemplar_filter=exemplars, shutdown_on_exit=False)
+        telemetry = cls(tracers, meters, version, port, sampler)
+        if sampler is not None:
+            telemetry.metrics.observe(TraceReadings(sampler, export))
+        return telemetry
 
     @property
     def prometheus(self) -> str:
         """Where the metrics can be read, as bound; empty for nowhere."""
         return "" if self._port is None else self._port.address
+
+    def keep(self, root: int) -> None:
+        """Another process keeps the call whose root span has this id: so does this one, of its batches."""
+        if self._sampler is not None:
+            self._sampler.keep(root)
+
+    def tell_kept(self, told: Callable[[int], None]) -> None:
+        """Has `told` called with the id of the root span of each call that is kept, on the thread on which it ends."""
+        if self._sampler is not None:
+            self._sampler.on_kept = told
 
     def extract(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
         """The context that a caller sent (`traceparent`, `tracestate`), else an empty one."""
@@ -226,16 +262,22 @@ class Steps:
                 self._keep(timing, failure)
 
     def add(
-        self, timing: StepTiming, facts: Mapping[str, AttributeValue] | None = None, *, error: BaseException | None = None
+        self,
+        timing: StepTiming,
+        facts: Mapping[str, AttributeValue] | None = None,
+        *,
+        error: BaseException | None = None,
+        links: Sequence[SpanContext] = (),
     ) -> None:
         """Takes a step that was measured elsewhere (an engine): a child of the call's span with the timing's begin and end.
 
-        `error` is what ended it, if anything did.
+        `error` is what ended it, if anything did; `links` are the spans of others that did its work.
         """
         span = self._tracer.start_span(
             timing.step,
             context=self._context,
             attributes={_attribute(key): value for key, value in (facts or {}).items()},
+            links=[Link(each) for each in links],
             start_time=self._wall_ns(timing.begin),
         )
         failure = None if error is None else describe_failure(span, error, self._deadline)

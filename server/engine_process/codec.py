@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from opentelemetry.trace import SpanContext, TraceFlags
 from pydantic import TypeAdapter
 
 from decoder_pool.decoder import DecodeUnit, Packet
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 _INFO = TypeAdapter(EngineInfo)
 _DECODERS = TypeAdapter(tuple[DecoderState, ...])
+_SPAN_SIZE = 24  # bytes of a trace id and a span id
 _REGION_FIELDS = 5  # numbers of one region: score, x, y, width, height
 
 
@@ -125,6 +127,7 @@ def encode_result(result: EngineResult, names: Mapping[str, LabelNames]) -> byte
         message.degradations.add(reason=told.reason.value, count=told.count, detail=_text(told.detail))
     if result.config is not None:
         message.config.CopyFrom(_stream(result.config))
+    message.batches = b"".join(each.trace_id.to_bytes(16, "big") + each.span_id.to_bytes(8, "big") for each in result.batches)
     return message.SerializeToString()
 
 
@@ -155,7 +158,18 @@ def decode_result(body: bytes, names: Mapping[str, LabelNames]) -> EngineResult:
         timings=tuple(StepTiming(t.step, t.begin, t.end, t.wait, t.created) for t in message.timings),
         degradations=tuple(Degradation(DegradationReason(t.reason), t.count, t.detail) for t in message.degradations),
         config=_config(message.config) if message.HasField("config") else None,
+        batches=tuple(_spans(message.batches)),
     )
+
+
+def _spans(packed: bytes) -> Iterator[SpanContext]:
+    if len(packed) % _SPAN_SIZE:
+        raise ValueError(f"{len(packed)} bytes of span ids, {_SPAN_SIZE} each")
+    for at in range(0, len(packed), _SPAN_SIZE):
+        trace_id, span_id = (
+            int.from_bytes(packed[begin:end], "big") for begin, end in ((at, at + 16), (at + 16, at + _SPAN_SIZE))
+        )
+        yield SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def encode_error(error: KeyglanceError) -> bytes:

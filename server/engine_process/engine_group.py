@@ -76,6 +76,11 @@ class EngineGroup:
             raise WorkerLost("no engine is there now, one is being started", retry_after=1.0)
         return await engine.run(job)
 
+    def keep(self, root: int) -> None:
+        """The trace of the call whose root span has this id is kept: whichever engine worked for it keeps its batches' spans."""
+        for engine in self.engines:
+            engine.keep(root)
+
     async def close(self) -> None:
         """Leaves all engines."""
         for engine in self.engines:

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import socket
 import time
+from collections.abc import Callable
 
 from opentelemetry import context as otel
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -29,10 +30,12 @@ _LOOK = 1.0
 class EngineHost:
     """Serves `engine` to any number of fronts, at most `most_jobs` of them all at once (more are `Overloaded`).
 
-    A front that goes away takes its own jobs with it and nothing else. `open` once the engine is started.
+    A front that goes away takes its own jobs with it and nothing else. `open` once the engine is started. `keep` gets the id of
+    the root span of each call whose trace a front keeps.
     """
 
-    def __init__(self, engine: Engine, *, most_jobs: int = 4096) -> None:
+    def __init__(self, engine: Engine, *, most_jobs: int = 4096, keep: Callable[[int], None] = lambda _: None) -> None:
+        self.keep = keep
         self._engine = engine
         self._most_jobs = most_jobs
         self._info = engine.info()
@@ -145,6 +148,9 @@ class _Front:
             self._begin(frame)
             return
         close_all(frame.fds)
+        if frame.kind == EngineKind.KEEP:
+            self._host.keep(frame.number)
+            return
         if frame.kind != EngineKind.CANCEL:
             raise BrokenProtocol(f"a frame of kind {frame.kind}, number {frame.number}, with {len(frame.fds)} descriptors")
         if (task := self.jobs.get(frame.number)) is not None:

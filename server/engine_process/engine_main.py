@@ -33,10 +33,12 @@ async def run_engine(child: Child, settings: Settings, make_engine: MakeEngine) 
         process=child.name,
         prometheus=config.telemetry.prometheus,
         profile=profile_of(config),
+        trace_ratio=config.telemetry.trace_ratio,
     )
     engine = make_engine(config, telemetry)
     telemetry.metrics.observe(EngineSource(engine))
-    host = EngineHost(engine, most_jobs=max(_LEAST_JOBS, config.server.concurrent_calls * config.server.fronts))
+    most_jobs = max(_LEAST_JOBS, config.server.concurrent_calls * config.server.fronts)
+    host = EngineHost(engine, most_jobs=most_jobs, keep=telemetry.keep)
     child.listen(lambda number, sock: host.attach(sock, f"front-{number}"))
     try:
         if await first_of(engine.start(), child.ending.wait()) == 0:

@@ -141,7 +141,7 @@ class FrameExtra(_message.Message):
     def __init__(self, frame: _Optional[int] = ..., detail: _Optional[str] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("sample", "keyframe", "stand_in", "skipped", "extras", "results", "timings", "degradations", "config")
+    __slots__ = ("sample", "keyframe", "stand_in", "skipped", "extras", "results", "timings", "degradations", "config", "batches")
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     KEYFRAME_FIELD_NUMBER: _ClassVar[int]
     STAND_IN_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class Answer(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     DEGRADATIONS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     sample: _containers.RepeatedScalarFieldContainer[int]
     keyframe: _containers.RepeatedScalarFieldContainer[bool]
     stand_in: _containers.RepeatedScalarFieldContainer[int]
@@ -160,7 +161,8 @@ class Answer(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[Timing]
     degradations: _containers.RepeatedCompositeFieldContainer[Told]
     config: Stream
-    def __init__(self, sample: _Optional[_Iterable[int]] = ..., keyframe: _Optional[_Iterable[bool]] = ..., stand_in: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[int]] = ..., extras: _Optional[_Iterable[_Union[FrameExtra, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[ModelResults, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., degradations: _Optional[_Iterable[_Union[Told, _Mapping]]] = ..., config: _Optional[_Union[Stream, _Mapping]] = ...) -> None: ...
+    batches: bytes
+    def __init__(self, sample: _Optional[_Iterable[int]] = ..., keyframe: _Optional[_Iterable[bool]] = ..., stand_in: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[int]] = ..., extras: _Optional[_Iterable[_Union[FrameExtra, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[ModelResults, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., degradations: _Optional[_Iterable[_Union[Told, _Mapping]]] = ..., config: _Optional[_Union[Stream, _Mapping]] = ..., batches: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message", "facts", "retry_after", "ranges")

@@ -38,7 +38,9 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
         process=child.name,
         prometheus=config.telemetry.prometheus,
         profile=profile_of(config),
+        trace_ratio=config.telemetry.trace_ratio,
     )
+    telemetry.tell_kept(engines.keep)
     watch = asyncio.create_task(_end_when_outdated(engines, child), name="watch the engines' models")
     try:
         await serve_until(

@@ -11,6 +11,7 @@ class EngineKind(enum.IntEnum):
     # From the front.
     JOB = 1  # a job, and its packets' descriptor
     CANCEL = 2  # nobody waits for that job any more
+    KEEP = 3  # the trace of the call whose root span has the frame's number as its id is kept
     # From the engine.
     INFO = 16  # what the engine is; first of all
     READY = 17  # it takes jobs

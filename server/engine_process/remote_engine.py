@@ -108,6 +108,11 @@ class RemoteEngine:
         except ValueError as error:
             raise WorkerLost(f"{self.name} gave an answer that cannot be read: {error}") from error
 
+    def keep(self, root: int) -> None:
+        """The trace of the call whose root span has this id is kept."""
+        if self._connection is not None:
+            self._connection.send(EngineKind.KEEP, root)
+
     async def close(self) -> None:
         """Leaves the engine, which goes on. Jobs in flight fail with `WorkerLost`."""
         self._closed = True

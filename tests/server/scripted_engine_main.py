@@ -10,15 +10,34 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 
-from server.engine import EngineJob
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Tracer
+
+from server.config import Config
+from server.engine import EngineJob, EngineResult
 from server.engine_process.child import Child, Settings, run_child
 from server.engine_process.engine_main import run_engine
 from server.start_error import StartError
+from server.telemetry import Telemetry
 from tests.server.engine_fakes import MANIFESTS, ScriptedEngine
 
 
 class Engine(ScriptedEngine):
+    tracer: Tracer
+
+    async def run(self, job: EngineJob) -> EngineResult:
+        """Each job is a batch of its own."""
+        caller = trace.get_current_span().get_span_context()
+        links = [Link(caller)] if caller.is_valid else []
+        batch = self.tracer.start_span("infer_batch", context=Context(), links=links)
+        try:
+            return replace(await super().run(job), batches=(batch.get_span_context(),))
+        finally:
+            batch.end()
+
     async def start(self) -> None:
         match os.environ.get("KEYGLANCE_TEST_ENGINE"):
             case "refuse":
@@ -41,7 +60,12 @@ async def main(child: Child, settings: Settings) -> None:
         await asyncio.sleep(job.thumbnail_size / 1e3)
 
     engine.work = work
-    await run_engine(child, settings, lambda config, telemetry: engine)
+
+    def make(config: Config, telemetry: Telemetry) -> Engine:
+        engine.tracer = telemetry.tracer
+        return engine
+
+    await run_engine(child, settings, make)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ class Servicer(ShortVideoLabelerServicer):
         work = job(3, thumbnail_size=int(request.request_id), deadline=current_call().deadline.at)
         with work.packets:
             result = await self._engine.run(work)
+        for timing in result.timings:
+            current_call().steps.add(timing, links=result.batches)
         return LabelResponse(request_id=str(len(result.frames)), trace_id=str(os.getpid()))
 
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from decoder_pool.decoder import DecodeUnit, Packet
 from decoder_pool.shared_bytes import SharedBytes
@@ -100,12 +101,20 @@ frames = st.builds(
     results=st.fixed_dictionaries({}, optional={**{model: results(model) for model in NAMES}, "other": st.just(FrameResult())}),
     thumbnail=st.binary(max_size=30),
 )
+spans = st.builds(
+    SpanContext,
+    st.integers(1, 2**128 - 1),
+    st.integers(1, 2**64 - 1),
+    is_remote=st.just(True),
+    trace_flags=st.just(TraceFlags(TraceFlags.SAMPLED)),
+)
 answers = st.builds(
     EngineResult,
     frames=st.lists(frames, max_size=6).map(tuple),
     timings=st.lists(st.builds(StepTiming, texts, times, times, times, st.integers(0, 100)), max_size=4).map(tuple),
     degradations=st.lists(st.builds(Degradation, st.sampled_from(DegradationReason), small, texts), max_size=3).map(tuple),
     config=st.none() | configs,
+    batches=st.lists(spans, max_size=3).map(tuple),
 )
 
 
@@ -152,7 +161,7 @@ def test_nothing_of_a_job_or_an_answer_is_forgotten():
         ),
         Colour: "primaries transfer matrix range chroma_location",
         Orientation: "degrees_clockwise mirrored",
-        EngineResult: "frames timings degradations config",
+        EngineResult: "frames timings degradations config batches",
         FrameOutcome: "sample keyframe stand_in skipped detail results thumbnail",
         FrameResult: "scores regions",
         Region: "label score x y width height",

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from decoder_pool.containers import Indexer
 from decoder_pool.limits import SourceLimits
@@ -44,6 +45,9 @@ from server.readings import (
 )
 from server.receive_budget import ReceiveBudget
 from server.servicer import Labeler
+from server.span_export import SpanExport
+from server.tail_sampler import TailSampler
+from server.trace_readings import TraceReadings
 from tests.server.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).parent.parent.parent
@@ -109,6 +113,8 @@ def record_everything(metrics: Metrics) -> None:
     metrics.observe(EngineSource(engine, lambda address: GpuReadings.open(address, FakeNvml())))
     metrics.observe(lambda: calls_readings(Admission(9), ReceiveBudget(1000, queue_limit=7)))
     metrics.observe(lambda: worker_readings([WorkerStats("index", 1, 2, 3)]))
+    export = SpanExport(InMemorySpanExporter())
+    metrics.observe(TraceReadings(TailSampler(export), export))
 
 
 def test_every_instrument_is_used_with_its_own_labels(observed, monkeypatch):

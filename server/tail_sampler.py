@@ -1,0 +1,214 @@
+"""Which traces leave the process: decided at the end of each call, when it is known whether it failed, was degraded or slow.
+
+All spans of a call are recorded; they wait here until its root span ends. Batches serve several calls and are roots of their own,
+linked to those calls' root spans: they wait until one of these is kept. In an engine process, which has no calls of its own, the
+fronts say which are (`TailSampler.keep`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import ExemplarFilter
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.semconv._incubating.attributes import rpc_attributes as rpc
+from opentelemetry.trace import SpanContext, StatusCode
+from opentelemetry.util.types import Attributes
+
+from server.slow_calls import SlowCalls
+from server.span_export import SpanExport
+
+#: Why traces are kept: the caller's flag or the ratio; else what became of the call.
+REASONS = ("sampled", "failed", "refused", "degraded", "slow")
+#: Attributes of a call's root span that are looked at, beside its status.
+REASON, DEGRADATIONS = "keyglance.reason", "keyglance.degradations"
+
+_USUAL = frozenset({"CANCELLED", "RANGES_NEEDED"})  # no failures: the caller left, or is asked for more of its file
+_REFUSED = "OVERLOADED"
+_MOST_REFUSED = 10  # of those kept a second: an overload has thousands, all alike, and metrics count each
+_MOST_SPANS = 256  # of a call
+_MOST_BATCHES = 4096  # that wait for their calls' ends
+_MOST_KEPT = 8192  # calls whose batches may end later than they
+_HOLD = 60.0  # seconds for which a batch waits
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    sampled: bool
+    spans: list[ReadableSpan] = field(default_factory=list)
+    kept: bool | None = None  # None: not decided
+
+
+class TailSampler(SpanProcessor):
+    """Hands the spans of the calls that are kept to `export`, and drops the others.
+
+    A call is kept where its caller's `traceparent` is sampled; one without a parent for the `ratio` of trace ids; and in any case
+    where it failed, was degraded, or is slower than the `slow` quantile of the last minutes' calls of its method. For any thread.
+    """
+
+    def __init__(self, export: SpanExport, *, ratio: float = 1.0, slow: Callable[[], SlowCalls] = SlowCalls) -> None:
+        self._export = export
+        self._head = ParentBased(TraceIdRatioBased(ratio))
+        self._lock = threading.Lock()
+        self._open: dict[int, _Call] = {}  # by the id of each span that has begun and not ended
+        self._slow: defaultdict[str, SlowCalls] = defaultdict(slow)
+        self._refused_second, self._refused = 0, 0
+        self._batches: OrderedDict[int, tuple[float, ReadableSpan]] = OrderedDict()
+        self._waiting: defaultdict[int, list[int]] = defaultdict(list)  # batches by the root spans to which they link
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        #: Called with the id of the root span of each call that is kept, on the thread on which it ends.
+        self.on_kept: Callable[[int], None] = lambda _: None
+        #: Calls kept, by reason.
+        self.kept = dict.fromkeys(REASONS, 0)
+        #: Spans of calls that had too many, and of batches that were too many to wait for their calls.
+        self.overflowed = 0
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """A call begins, or one of its spans."""
+        context, parent = span.get_span_context(), span.parent
+        if context is None:
+            return
+        if _is_root(parent):
+            if span.links:  # a batch
+                return
+            decision = self._head.should_sample(parent_context, context.trace_id, span.name).decision
+            call = _Call(decision is Decision.RECORD_AND_SAMPLE)
+            with self._lock:
+                self._open[context.span_id] = call
+        elif parent is not None:
+            with self._lock:
+                if (of := self._open.get(parent.span_id)) is not None:
+                    self._open[context.span_id] = of
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """A span ends; with a root span's end its call is decided."""
+        context = span.get_span_context()
+        if context is None:
+            return
+        if span.links and _is_root(span.parent):
+            self._end_batch(span, context.span_id)
+            return
+        with self._lock:
+            call = self._open.pop(context.span_id, None)
+            if call is None:
+                return
+            if len(call.spans) < _MOST_SPANS:
+                call.spans.append(span)
+            else:
+                self.overflowed += 1
+            if _is_root(span.parent):
+                self._decide(call, span)
+            if call.kept is None:
+                return
+            spans, call.spans = call.spans, []  # of a kept call, what ends after it leaves too
+        if call.kept:
+            self._export.take(spans)
+            if _is_root(span.parent):
+                self.keep(context.span_id)
+                self.on_kept(context.span_id)
+
+    def keep(self, root: int) -> None:
+        """The call whose root span has this id is kept, here or in another process: its batches are, those still to end too."""
+        with self._lock:
+            self._kept[root] = None
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            batches = [self._forget(number) for number in tuple(self._waiting.get(root, ()))]
+        self._export.take(batches)
+
+    def will_keep(self, span: trace.Span) -> bool:
+        """Whether the call of a span that has not ended is to be kept, as far as is known by now."""
+        context = span.get_span_context()
+        with self._lock:
+            call = self._open.get(context.span_id)
+            if call is None:
+                return False
+            if call.sampled or not isinstance(span, ReadableSpan) or not _is_root(span.parent):
+                return call.sampled
+            return self._why(span, time.time_ns()) not in (None, "refused")
+
+    def shutdown(self) -> None:
+        """Sends what is kept; what is not decided is dropped."""
+        self._export.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing waits here for time to pass."""
+        return True
+
+    def _decide(self, call: _Call, root: ReadableSpan) -> None:
+        seconds = ((root.end_time or 0) - (root.start_time or 0)) / 1e9
+        why = "sampled" if call.sampled else self._why(root, root.end_time or 0)
+        self._slow[root.name].add(seconds)
+        if why == "refused" and not self._may_keep_refused():
+            why = None
+        call.kept = why is not None
+        if why is not None:
+            self.kept[why] += 1
+
+    def _why(self, root: ReadableSpan, now_ns: int) -> str | None:
+        attributes = root.attributes or {}
+        failure = attributes.get(REASON) or attributes.get(rpc.RPC_RESPONSE_STATUS_CODE, "OK")
+        if failure == _REFUSED:
+            return "refused"
+        if root.status.status_code is StatusCode.ERROR or (failure != "OK" and failure not in _USUAL):
+            return "failed"
+        if attributes.get(DEGRADATIONS):
+            return "degraded"
+        slow = self._slow.get(root.name)
+        return "slow" if slow is not None and slow.is_slow((now_ns - (root.start_time or 0)) / 1e9) else None
+
+    def _may_keep_refused(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._refused_second:
+            self._refused_second, self._refused = second, 0
+        self._refused += 1
+        return self._refused <= _MOST_REFUSED
+
+    def _end_batch(self, span: ReadableSpan, number: int) -> None:
+        calls = _linked(span)
+        with self._lock:
+            kept = not self._kept.keys().isdisjoint(calls)
+            if not kept:
+                now = time.monotonic()
+                self._batches[number] = (now, span)
+                for call in calls:
+                    self._waiting[call].append(number)
+                while (now - (oldest := next(iter(self._batches.values())))[0] > _HOLD) or len(self._batches) > _MOST_BATCHES:
+                    self._forget(next(iter(self._batches)))  # never the new one: it is not that old
+                    self.overflowed += now - oldest[0] <= _HOLD
+        if kept:
+            self._export.take([span])
+
+    def _forget(self, number: int) -> ReadableSpan:
+        _, span = self._batches.pop(number)
+        for call in _linked(span):
+            self._waiting[call].remove(number)
+            if not self._waiting[call]:
+                del self._waiting[call]
+        return span
+
+
+class KeptExemplars(ExemplarFilter):
+    """Exemplars of calls that are kept, so that each leads to a trace."""
+
+    def __init__(self, sampler: TailSampler) -> None:
+        self._sampler = sampler
+
+    def should_sample(self, value: float, time_unix_nano: int, attributes: Attributes, context: Context) -> bool:
+        """Whether the current span's call is kept, as far as is known."""
+        return self._sampler.will_keep(trace.get_current_span(context))
+
+
+def _is_root(parent: SpanContext | None) -> bool:
+    return parent is None or parent.is_remote
+
+
+def _linked(span: ReadableSpan) -> Set[int]:
+    return {link.context.span_id for link in span.links}

@@ -1,0 +1,255 @@
+"""Which traces are kept, with all of their spans and batches, and that nothing of the others stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
+
+from server import tail_sampler
+from server.engine_process.engine_host import EngineHost
+from server.engine_process.remote_engine import RemoteEngine
+from server.engine_process.wire import pair
+from server.slow_calls import SlowCalls
+from server.telemetry import Telemetry
+from tests.server.engine_fakes import ScriptedEngine
+
+SAMPLED = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+NOT_SAMPLED = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")]
+
+
+class World:
+    """One process's telemetry over an exporter in memory."""
+
+    def __init__(self, ratio: float = 0.0) -> None:
+        self.out = InMemorySpanExporter()
+        self.reader = InMemoryMetricReader()
+        self.telemetry = Telemetry.create(
+            version="0", span_exporter=self.out, trace_ratio=ratio, metric_readers=[self.reader], process="test"
+        )
+        sampler = self.telemetry._sampler
+        assert sampler is not None
+        self.sampler = sampler
+
+    def call(self, *, batches: int = 0, sent: list[tuple[str, str]] | None = None, **facts: str) -> Span:
+        """A call of two steps, and batches that end within it."""
+        tracer = self.telemetry.tracer
+        root = tracer.start_span("call", context=self.telemetry.extract(sent or []), kind=SpanKind.SERVER)
+        inside = set_span_in_context(root)
+        step = tracer.start_span("step", context=inside)
+        tracer.start_span("inner", context=set_span_in_context(step)).end()
+        step.end()
+        for _ in range(batches):
+            self.batch(root)
+        for key, value in facts.items():
+            root.set_attribute({"reason": "keyglance.reason", "degradations": "keyglance.degradations"}[key], value)
+        root.end()
+        return root
+
+    def batch(self, *calls: Span) -> Span:
+        links = [Link(call.get_span_context()) for call in calls]
+        span = self.telemetry.tracer.start_span("batch", context=Context(), links=links)
+        span.end()
+        return span
+
+    def names(self) -> list[str]:
+        """Of what was sent so far."""
+        self.sampler._export._batches.force_flush()
+        return sorted(span.name for span in self.out.get_finished_spans())
+
+    def is_empty(self) -> bool:
+        return not self.sampler._open and self.sampler._export.pending == 0
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    made = World()
+    yield made
+    made.telemetry.shutdown()
+
+
+WHOLE = ["batch", "call", "inner", "step"]
+
+
+def test_the_callers_flag_decides(world):
+    world.call(batches=1, sent=NOT_SAMPLED)
+    assert world.names() == []
+    world.call(batches=1, sent=SAMPLED)
+    assert world.names() == WHOLE
+    assert world.sampler.kept["sampled"] == 1
+    assert world.is_empty()
+
+
+@pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 0), (0.25, 20, 80), (1.0, 200, 200)])
+def test_without_one_a_ratio_does(ratio, least, most):
+    world = World(ratio)
+    for _ in range(200):
+        world.call()
+    assert least <= world.sampler.kept["sampled"] <= most
+    assert world.names().count("call") >= world.sampler.kept["sampled"]
+    world.telemetry.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"reason": "CORRUPT_VIDEO"}, "failed"),
+        ({"reason": "WORKER_LOST"}, "failed"),
+        ({"degradations": "FEWER_FRAMES"}, "degraded"),
+        ({"reason": "OVERLOADED"}, "refused"),
+        ({"reason": "CANCELLED"}, None),
+        ({"reason": "RANGES_NEEDED"}, None),
+        ({}, None),
+    ],
+)
+def test_what_became_of_the_call_decides_too(world, facts, why):
+    world.call(batches=1, sent=NOT_SAMPLED, **facts)
+    assert world.names() == (WHOLE if why else [])
+    assert [reason for reason, count in world.sampler.kept.items() if count] == ([why] if why else [])
+    assert world.is_empty()
+
+
+def test_an_errors_status_is_enough(world):
+    with world.telemetry.tracer.start_as_current_span("call", context=Context()) as root:
+        root.set_status(StatusCode.ERROR)
+    assert world.names() == ["call"]
+
+
+def test_of_an_overload_some_refusals_are_kept(world, monkeypatch):
+    monkeypatch.setattr(tail_sampler.time, "monotonic", lambda: 1000.0)
+    for _ in range(100):
+        world.call(reason="OVERLOADED")
+    assert world.names().count("call") == 10
+
+
+def test_the_slowest_are_kept(world):
+    world.sampler._slow["call"] = slow = SlowCalls()
+    for _ in range(200):
+        slow.add(1e-5)
+    tracer = world.telemetry.tracer
+    begin = 10**18
+    for microseconds in (5, 400_000):
+        tracer.start_span("call", context=Context(), start_time=begin).end(begin + microseconds * 1000)
+    assert [span.end_time - span.start_time for span in world.out.get_finished_spans()] == []
+    world.names()
+    assert [span.end_time - span.start_time for span in world.out.get_finished_spans()] == [400_000_000]
+    assert world.sampler.kept["slow"] == 1
+
+
+def test_a_batch_leaves_once_with_the_first_of_its_calls_that_is_kept(world):
+    tracer = world.telemetry.tracer
+    calls = [tracer.start_span("call", context=Context()) for _ in range(3)]
+    world.batch(*calls)
+    calls[0].end()
+    assert world.names() == []
+    for call in calls[1:]:
+        call.set_attribute("keyglance.reason", "CORRUPT_VIDEO")
+        call.end()
+    assert world.names() == ["batch", "call", "call"]
+    assert not world.sampler._waiting
+    assert not world.sampler._batches
+
+
+def test_what_ends_after_its_call_shares_its_fate(world):
+    for sent, names in ((NOT_SAMPLED, []), (SAMPLED, ["batch", "call", "late"])):
+        root = world.telemetry.tracer.start_span("call", context=world.telemetry.extract(sent))
+        late = world.telemetry.tracer.start_span("late", context=set_span_in_context(root))
+        root.end()
+        late.end()
+        world.batch(root)
+        assert world.names() == names
+        assert world.is_empty()
+
+
+def test_memory_is_bounded(world, monkeypatch):
+    monkeypatch.setattr(tail_sampler, "_MOST_BATCHES", 5)
+    monkeypatch.setattr(tail_sampler, "_MOST_SPANS", 5)
+    monkeypatch.setattr(tail_sampler, "_MOST_KEPT", 5)
+    root = world.telemetry.tracer.start_span("call", context=Context())
+    for _ in range(12):
+        world.batch(root)
+    assert len(world.sampler._batches) == len(world.sampler._waiting[root.get_span_context().span_id]) == 5
+    assert world.sampler.overflowed == 7
+    for _ in range(12):
+        world.telemetry.tracer.start_span("step", context=set_span_in_context(root)).end()
+    root.set_attribute("keyglance.reason", "CORRUPT_VIDEO")
+    root.end()
+    assert world.names() == ["batch"] * 5 + ["step"] * 5
+    for _ in range(20):
+        world.call(sent=SAMPLED)
+    assert len(world.sampler._kept) == 5
+
+
+def test_batches_of_calls_that_are_not_kept_are_forgotten_in_time(world, monkeypatch):
+    root = world.telemetry.tracer.start_span("call", context=Context())
+    world.batch(root)
+    root.end()
+    assert len(world.sampler._batches) == 1
+    monkeypatch.setattr(tail_sampler, "_HOLD", 0.0)
+    world.batch(root)
+    assert len(world.sampler._batches) == 1
+    assert world.sampler.overflowed == 0, "nobody asked for them"
+
+
+async def test_a_front_and_an_engine_process_agree(world):
+    """The engine's own telemetry has the batches; the front's decides."""
+    theirs = World()
+    host = EngineHost(ScriptedEngine(), keep=theirs.telemetry.keep)
+    ours, other = pair()
+    host.attach(other, "front-0")
+    remote = RemoteEngine("engine-0")
+    remote.attach(ours)
+    world.telemetry.tell_kept(remote.keep)
+    try:
+        tracer = world.telemetry.tracer
+        for reason in ("CANCELLED", "CORRUPT_VIDEO"):
+            root = tracer.start_span("call", context=Context())
+            theirs.batch(root)
+            root.set_attribute("keyglance.reason", reason)
+            root.end()
+        theirs.batch(root)  # of a call that is over
+        for _ in range(500):
+            if theirs.names() == ["batch", "batch"]:
+                break
+            await asyncio.sleep(0.01)
+        assert theirs.names() == ["batch", "batch"]
+        assert {span.links[0].context.span_id for span in theirs.out.get_finished_spans()} == {root.get_span_context().span_id}
+        assert world.names() == ["call"]
+    finally:
+        await remote.close()
+        await host.close()
+        theirs.telemetry.shutdown()
+
+
+def test_exemplars_lead_to_traces_that_are_kept(world):
+    telemetry = world.telemetry
+    seen = {}
+    for reason in ("", "CORRUPT_VIDEO"):
+        with telemetry.tracer.start_as_current_span("call", context=Context()) as root:
+            if reason:
+                root.set_attribute("keyglance.reason", reason)
+            telemetry.metrics.call(0.2, method=f"a/{reason}", status="OK")
+            seen[f"a/{reason}"] = root.get_span_context().trace_id
+    data = world.reader.get_metrics_data()
+    (duration,) = [
+        metric for metric in data.resource_metrics[0].scope_metrics[0].metrics if metric.name == "rpc.server.call.duration"
+    ]
+    found = {point.attributes["rpc.method"]: [each.trace_id for each in point.exemplars] for point in duration.data.data_points}
+    assert found == {"a/": [], "a/CORRUPT_VIDEO": [seen["a/CORRUPT_VIDEO"]]}
+
+
+def test_where_nobody_wants_spans_none_are_recorded_though_ids_exist(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    telemetry = Telemetry.create(version="0")
+    with telemetry.tracer.start_as_current_span("call") as span:
+        assert span.get_span_context().is_valid
+        assert not span.is_recording()
