@@ -225,6 +225,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Engines that are healthy", ((f"sum by (instance) (keyglance_engine_healthy{{{_AT}}})", "{{instance}}"),)),
         Panel(
+            "Traces kept a second by reason; spans sent and lost",
+            (
+                (f"sum by (reason) ({rate('keyglance_traces_kept_total')})", "{{reason}}"),
+                (f"sum({rate('keyglance_spans_exported_total')})", "spans sent"),
+                (f"sum by (reason) ({rate('keyglance_spans_dropped_total')})", "spans lost: {{reason}}"),
+            ),
+            "ops",
+        ),
+        Panel(
             "Receive budget",
             ((f"keyglance_receive_reserved_bytes{{{_AT}}} / keyglance_receive_limit_bytes", "{{instance}} {{process}}"),),
             "percentunit",

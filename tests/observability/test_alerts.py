@@ -155,6 +155,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"hw_gpu_utilization_ratio" + GPU % ', hw_gpu_task="decoder"': level(0.99)},
         {"hw_gpu_utilization_ratio" + GPU % ', hw_gpu_task="general"': level(1.0)},
     ),
+    "KeyglanceSpansDropped": (
+        {'keyglance_spans_dropped_total{instance="a", process="front-1", reason="queue"}': rising(1)},
+        {
+            'keyglance_spans_dropped_total{instance="a", process="front-1", reason="queue"}': level(7),
+            'keyglance_spans_exported_total{instance="a", process="front-1"}': rising(100),
+        },
+    ),
 }
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from keyglance import AsyncClient
 from keyglance.errors import KeyglanceError
+from loadtest.otlp_sink import OtlpSink
 from loadtest.server_process import ServerProcess
 from server.exposition import prometheus_name
 from server.gpu_readings import GpuReadings
@@ -43,6 +44,7 @@ class Watched:
     killed: int
     began: float
     ended: float
+    sink: OtlpSink
 
 
 def where_metrics_are(server: ServerProcess) -> str:
@@ -116,14 +118,14 @@ def watched(models_folder: Path, clips_folder: Path, tmp_path_factory: pytest.Te
     assert readings is not None
     gpu.metrics.observe(readings)
     outcomes: Counter[str] = Counter()
-    with ServerProcess(folder, environment=environment) as server:
+    with OtlpSink() as sink, ServerProcess(folder, environment={**environment, **sink.environment()}) as server:
         metrics = where_metrics_are(server)
         with Prometheus(folder, {"keyglance": [metrics, gpu.prometheus]}) as prometheus:
             prometheus.eventually(lambda: prometheus.value("sum(up)") == 2, "both targets are read")
             began = time.time()
             killed = asyncio.run(load(server, (clips_folder / "bikes.mp4").read_bytes(), outcomes))
             time.sleep(2.5)  # the last look is of the end
-            yield Watched(prometheus, server, metrics, outcomes, killed, began, time.time())
+            yield Watched(prometheus, server, metrics, outcomes, killed, began, time.time(), sink)
     gpu.shutdown()
 
 
@@ -165,7 +167,17 @@ def test_exemplars_lead_to_traces(watched):
     )
     ids = {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]}
     assert len(ids) > 3
-    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
+    assert ids <= {span.span.trace_id.hex() for span in watched.sink.spans}
+
+
+def test_failed_calls_are_traced_whatever_the_ratio(watched):
+    reasons = Counter(span.attributes.get("keyglance.reason") for span in watched.sink.spans if span.name == "Label")
+    value = watched.prometheus.value
+    for reason in ("NOT_A_VIDEO", "UNKNOWN_MODEL", "WORKER_LOST", "DEADLINE_EXCEEDED"):
+        assert reasons[reason] == value(f'sum(keyglance_calls_failed_total{{reason="{reason}"}})') > 0, reason
+    assert 0 < reasons[None] < value("sum(keyglance_verdicts_total)")
+    assert value("sum(keyglance_spans_exported_total)") == len(watched.sink.spans)
+    assert value("sum(keyglance_spans_dropped_total)") == 0
 
 
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "keyglance.json").read_text())
