@@ -105,6 +105,11 @@ load: $(VENV)/.dev $(MODELS)/.installed  ## Load tests: the peak, 80 % of it, th
 	$(BIN)/python -m loadtest.poisson --rate 1.5 --keep poisson || status=$$?; \
 	$(BIN)/python -m loadtest.load_report; exit $$status
 
+.PHONY: figures
+figures: $(VENV)/.dev  ## Write the figures of README and docs from loadtest/results
+	$(BIN)/python -m loadtest.load_report
+	$(BIN)/python scripts/readme_figures.py
+
 .PHONY: lock
 lock: $(UV)  ## Lock the dependencies; UPGRADE=1 takes newer versions
 	$(call compile,server,server)

@@ -52,7 +52,8 @@ def title(figures: Mapping[str, Any]) -> str:
     device = server["device"].partition(" (")[0]
     where = f"{environment['cores']} cores of {environment['cpu']}" if device == "cpu" else device
     classes = ", ".join(one["name"] for one in figures["mix"])
-    return f"Keyglance {server['version']} on {where}; calls: {classes}; {environment['date'][:10]}, {environment['commit']}"
+    commit = environment["commit"] or "commit not recorded"
+    return f"Keyglance {server['version']} on {where}; calls: {classes}; {environment['date'][:10]}, {commit}"
 
 
 def rate(value: float) -> str:

@@ -42,7 +42,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _source(figures: Figures) -> str:
     about = figures["environment"]
     where = f"{about['cores']} cores of {about['cpu']}, Python {about['python']}"
-    return f"`{' '.join(about['command'])}`, {about['date']}, commit {about['commit']}, {where}."
+    return f"`{' '.join(about['command'])}`, {about['date']}, commit {about['commit'] or 'not recorded'}, {where}."
 
 
 def _server(figures: Figures) -> str:

@@ -1,0 +1,1 @@
+"""The figures of README and docs as text, each from a file of loadtest/results; `scripts/readme_figures.py` writes them."""

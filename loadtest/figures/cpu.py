@@ -1,0 +1,263 @@
+"""What was measured without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadtest.figures.results import Figures, Results, counted, listed, megabytes, ms, number, percent, prose
+from loadtest.figures.section import Hardware, Section, link
+from loadtest.load_report import table
+
+#: The clip of the first table, made by `loadtest.cpu`: 16 shots of 1280x720.
+MADE = "made-1280x720.mp4"
+#: The layout of an MP4 file that the short figures are of.
+USUAL = "moov first"
+GOAL_INDEX_MS = 1.0
+#: Bytes in ranges against the whole file: of the time to send, index and sample them.
+GOAL_RANGES = 0.2
+
+_WAYS = {
+    "call": "Keyglance, the whole call",
+    "bare": "bare decoding and batched inference of the same pictures, scaling not counted",
+    "bare with scaling": "the same with scaling by swscale and numpy",
+    "seek, PyAV": "seeking to each picture with PyAV, inferring one by one",
+    "seek, OpenCV": "the same with OpenCV",
+    "everything, PyAV": "decoding everything frame by frame with PyAV",
+}
+_SHORT = ("call", "bare", "seek, PyAV", "seek, OpenCV", "everything, PyAV")
+
+
+def verdict(met: bool, missed_by: str = "") -> str:
+    """In a table of goals."""
+    return "met" if met else f"**missed**{f' by {missed_by}' if missed_by else ''}"
+
+
+def short(results: Results, folder: str) -> list[str]:
+    """For the README: one table, and a line on what else was run."""
+    lines: list[str] = []
+    if (told := results.get("cpu")) is not None:
+        clip = told["clips"][MADE]
+        heading = (f"{clip['pictures']} keyframes of 720p, three models", "one call", f"{clip['at_once']['calls']} at once")
+        rows = [(_WAYS[way], *(ms(clip[load][way]["median_ms"]) for load in ("one", "at_once"))) for way in _SHORT]
+        lines += [f"On {Hardware.of(told)}:", "", *table(heading, rows), ""]
+        lines += [f"{_bare_goal(told, MADE)} `python -m loadtest.cpu`, {link('cpu', folder)}.", ""]
+    return [*lines, *_bullets(results, folder)]
+
+
+def _bare_goal(told: Figures, clip: str) -> str:
+    alone, goal = told["clips"][clip]["one"]["call"]["of_bare"], told["goal_of_bare"]
+    at_once = told["clips"][clip]["at_once"]["call"]["of_bare"]
+    count = told["clips"][clip]["at_once"]["calls"]
+    missed = f"{alone - goal:.2f}"
+    return (
+        f"The goal is {goal:g} times the bare work or less for one call: {alone:.2f}, {verdict(alone <= goal, missed)}; "
+        f"{count} at once: {at_once:.2f}."
+    )
+
+
+def _bullets(results: Results, folder: str) -> Iterator[str]:
+    if (told := results.get("transport")) is not None:
+        one = told["layouts"][USUAL]
+        yield (
+            f"- An MP4 of {megabytes(one['file_bytes'])} travels as the {megabytes(one['ranges']['message_bytes'])} "
+            "that matter: "
+            f"sent, indexed and sampled over loopback in {ms(one['ranges']['median_ms'])}, whole in "
+            f"{ms(one['whole']['median_ms'])}. `python -m loadtest.transport`, {link('transport', folder)}."
+        )
+    if (told := results.get("baselines")) is not None:
+        yield f"- {_ahead(told)} `make baselines`, {link('baselines', folder)}."
+    if (told := results.get("corpus")) is not None:
+        yield (
+            f"- {told['as_expected']} of {told['files']} real files of all kinds (damaged, encrypted and hostile ones "
+            "among them) "
+            f"get what is expected of them, and the server goes on. `python -m loadtest.corpus`, {link('corpus', folder)}."
+        )
+    if (told := results.get("soak")) is not None:
+        yield f"- {_soaked(told)} `python -m loadtest.soak`, {link('soak', folder)}."
+
+
+def _ahead(told: Figures) -> str:
+    names = {
+        "c": "OpenCV and batched inference",
+        "d, OpenCV": "a general model server (mosec)",
+        "d, keyframes": "one given keyframes",
+    }
+    ratios: dict[str, list[float]] = {}
+    for ways in told["clips"].values():
+        for way, one in ways.items():
+            if way in names:
+                ratios.setdefault(way, []).append(one["ours_to_it"])
+    ranges = [f"{min(each):.2f} to {max(each):.2f} times {names[way]}" for way, each in ratios.items()]
+    behind = f"; **behind** {', '.join(told['behind'])}" if told["behind"] else ""
+    return f"Calls a second, {told['callers']} at once, on {told['cores']} cores: {', '.join(ranges)}{behind}."
+
+
+def _soaked(told: Figures) -> str:
+    outcomes, before, after = told["outcomes"], told["before"], told["after"]
+    counts = ("processes", "threads", "descriptors", "decoders")
+    same = all(before[name] == after[name] for name in counts)
+    kept = f"{listed(list(counts))} are as before" if same else f"**not as before**: {before} before, {after} after"
+    return (
+        f"{told['calls']:,} calls, {outcomes.get('cancelled', 0)} cancelled and {outcomes.get('DEADLINE_EXCEEDED', 0)} out of "
+        f"time at a random moment: {outcomes.get('answered', 0)} answered, {kept}; memory {before['memory_mib']:.0f} "
+        "MiB before, "
+        f"{after['memory_mib']:.0f} MiB after."
+    )
+
+
+def sections(results: Results) -> Iterator[Section]:
+    """For docs/performance.md."""
+    for name, title, lines in (
+        ("cpu", "One call beside the bare work in it, and beside the usual ways", _calls),
+        ("index", "The index of an MP4 file", _index),
+        ("transport", "Sending what matters", _transport),
+        ("corpus", "Real files of all kinds", _corpus),
+        ("fuzz_mp4", "Broken MP4 files", _fuzz),
+        ("soak", "Calls that are cancelled or late", lambda told: [_soaked(told), "", _memory(told)]),
+        ("flood", "The largest messages, all at once", _flood),
+        ("engine_process", "What an engine in another process costs", _engine_process),
+    ):
+        if (told := results.get(name)) is not None:
+            yield Section(title, name, told, lines(told))
+
+
+def _calls(told: Figures) -> list[str]:
+    lines = [
+        "A client sends the clip's ranges to a server in its own process and gets labels; beside it, in turns, the "
+        "bare work and "
+        f"what a script would do. Medians of {told['rounds']} rounds, in ms; in brackets times the bare work. "
+        "Steps overlap, so they are more than the whole together.",
+    ]
+    for name, clip in told["clips"].items():
+        rows = [
+            (text, *(f"{number(clip[load][way]['median_ms'])} ({clip[load][way]['of_bare']:.2f})" for load in ("one", "at_once")))
+            for way, text in _WAYS.items()
+        ]
+        count = clip["at_once"]["calls"]
+        lines += ["", *table((f"{name}, {clip['pictures']} pictures", "one call", f"{count} at once"), rows)]
+        steps = [f"{step} {number(one['wall'])} ({number(one['wait'])} waiting)" for step, one in clip["steps_ms"].items()]
+        lines += ["", f"Steps of one call, ms: {', '.join(steps)}. {_bare_goal(told, name)}"]
+    return lines
+
+
+def _index(told: Figures) -> list[str]:
+    rows = []
+    for layout, one in told["layouts"].items():
+        times = [one[reader]["median_ms"] for reader in ("reader", "reader_from_file", "ffmpeg_entries", "ffmpeg_walk")]
+        met = verdict(times[0] <= GOAL_INDEX_MS, ms(times[0] - GOAL_INDEX_MS))
+        touched = f"{one['touched_bytes'] / 1e3:.0f} KB of {megabytes(one['bytes'])}"
+        rows.append((layout, *(number(each) for each in times), touched, met))
+    heading = ("60 s, ms", "our reader", "the same from a file", "FFmpeg's entries", "FFmpeg, all packets", "bytes read")
+    longest = max(one["seconds"] for one in told["growth"])
+    grown = [
+        f"{'fragmented' if one['fragmented'] else 'plain'} {ms(one['median_ms'])} and {one['peak_mib']:.0f} MiB"
+        for one in told["growth"]
+        if one["seconds"] == longest
+    ]
+    return [
+        f"What is in the file, where and when, from its bytes in memory; the goal is {GOAL_INDEX_MS:g} ms.",
+        "",
+        *table((*heading, f"goal, {GOAL_INDEX_MS:g} ms"), rows),
+        "",
+        f"A file of {longest / 3600:g} h: {', '.join(grown)}.",
+    ]
+
+
+def _transport(told: Figures) -> list[str]:
+    rows = []
+    for layout, one in told["layouts"].items():
+        share = one["ranges_to_whole_time"]
+        sizes = [megabytes(one[way]["message_bytes"]) for way in ("ranges", "whole")]
+        times = [number(one[way]["median_ms"]) for way in ("ranges", "whole")]
+        rows.append((layout, *sizes, *times, f"{share:.2f}", verdict(share <= GOAL_RANGES, f"{share - GOAL_RANGES:.2f}")))
+    heading = ("60 s, 720p", "ranges", "whole", "ranges, ms", "whole, ms", "of the time", f"goal, {GOAL_RANGES:g}")
+    return [
+        "A request over loopback to a server whose engine does nothing: received, indexed, sampled.",
+        "",
+        *table(heading, rows),
+    ]
+
+
+def _corpus(told: Figures) -> list[str]:
+    rows = [(f"`{row['file']}`", row["expected"], row["got"]) for row in told["rows"] if not row["as_expected"]]
+    differ = sum(bool(row["whole_differs"]) for row in told["rows"])
+    lines = [
+        f"{told['as_expected']} of {told['files']} files get what their list expects, in {told['seconds']:.0f} s; "
+        f"{told['in_ranges']} of them travel in ranges, {differ or 'none'} with another answer than whole. "
+        f"Faults (a crash, a hang, a lease that is lost): {len(told['faults']) or 'none'}."
+    ]
+    return [*lines, "", *prose(("not as expected", "expected", "got"), rows)] if rows else lines
+
+
+def _fuzz(told: Figures) -> list[str]:
+    failed = "none of them raised anything but our own errors" if not told["failures"] else f"**{told['failures']} failed**"
+    return [
+        f"{told['inputs']:,} files, bent from {sum(told['seeds'].values())} real and made ones, through our own MP4 "
+        f"reader: {failed}; "
+        f"{told['outcomes'].get('index', 0):,} could still be indexed. {number(told['mean_reading_ms'])} ms each, the slowest "
+        f"{number(told['slowest_ms'])} ms of processor time."
+    ]
+
+
+def _memory(told: Figures) -> str:
+    tenths = told["memory_mib_at_each_tenth"]
+    return (
+        f"{told['concurrency']} at once; in between memory goes from {min(tenths):.0f} to {max(tenths):.0f} MiB. Faults: "
+        f"{len(told['faults']) or 'none'}."
+    )
+
+
+def _flood(told: Figures) -> list[str]:
+    ends = ", ".join(f"{count} {status}" for status, count in told["statuses"].items())
+    return [
+        f"{told['callers']} callers send {told['message_mib']:g} MiB each at once to a server with a receive budget of "
+        f"{told['budget_mib']:,} MiB: {ends} in {told['seconds']:.0f} s; the server's memory goes from "
+        f"{told['memory_before_mib']:,} MiB to {told['memory_peak_mib']:,} MiB at most."
+    ]
+
+
+def _engine_process(told: Figures) -> list[str]:
+    rows = []
+    for load in told["measured"]:
+        for one in load["processes"]:
+            times = [number(one[name]) for name in ("ms_p50", "ms_p99", "front_cpu_ms_per_job", "engine_cpu_ms_per_job")]
+            rows.append((f"{load['at_once']} at once, {counted(one['fronts'], 'front')}", number(one["jobs_per_second"]), *times))
+    return [
+        f"Jobs of {told['pictures']} pictures with scores of {len(told['labels_by_model'])} models, through an engine "
+        "process that "
+        "does nothing: what fronts and an engine cost beside one process, where the same takes next to nothing. With two cores "
+        "fronts, engine and generator share them.",
+        "",
+        *table(("", "jobs/s", "p50 ms", "p99 ms", "front, ms of CPU", "engine, ms of CPU"), rows),
+    ]
+
+
+def capacity(results: Results) -> list[tuple[str, str, str]]:
+    """Rows for docs/operations.md: what, how much, file."""
+    rows: list[tuple[str, str, str]] = []
+    if (told := results.get("cpu")) is not None:
+        cores = told["environment"]["cores"]
+        for name, clip in told["clips"].items():
+            rate = clip["at_once"]["calls"] / clip["at_once"]["call"]["median_ms"] * 1e3
+            pictures = rate * clip["pictures"]
+            what = f"{Hardware.of(told)}, {clip['at_once']['calls']} calls at once, `{name}`, {clip['pictures']} pictures a call"
+            much = f"{rate:.2f} calls a second: {pictures:.0f} pictures a second, {pictures / cores:.0f} for each core"
+            rows.append((what, much, "cpu"))
+        clip = told["clips"][MADE]
+        rows.append((f"one call alone there, {clip['pictures']} pictures", ms(clip["one"]["call"]["median_ms"]), "cpu"))
+    if (told := results.get("transport")) is not None:
+        one = told["layouts"][USUAL]
+        share = percent(one["ranges"]["message_bytes"] / one["whole"]["message_bytes"])
+        times = f"{ms(one['ranges']['median_ms'])} / {ms(one['whole']['median_ms'])}; {share} of the bytes"
+        what = f"a file of {megabytes(one['file_bytes'])} sent as ranges / whole, to an engine that does nothing"
+        rows.append((what, times, "transport"))
+    if (told := results.get("soak")) is not None:
+        memory = f"memory {told['before']['memory_mib']:.0f} MiB before, {told['after']['memory_mib']:.0f} MiB after"
+        rows.append((f"{told['calls']:,} calls, one in five cancelled or late", memory, "soak"))
+    if (told := results.get("flood")) is not None:
+        what = (
+            f"{told['callers']} callers with messages of {told['message_mib']:g} MiB each, a budget of {told['budget_mib']:,} MiB"
+        )
+        memory = f"memory {told['memory_before_mib']:,} MiB before, {told['memory_peak_mib']:,} MiB at most"
+        rows.append((what, memory, "flood"))
+    return rows
