@@ -330,7 +330,14 @@ class GpuEngine:
 
     def thumbnail(self, picture: Picture, size: int) -> Future[bytes]:
         """A JPEG made on a thread of its own; takes over one reference of the picture's lease."""
-        return self._thumbnails.submit(self._make_thumbnail, picture, size)
+        try:
+            return self._thumbnails.submit(self._make_thumbnail, picture, size)
+        except RuntimeError as error:  # the engine was closed
+            if picture.lease is not None:
+                picture.lease.release()
+            closed: Future[bytes] = Future()
+            closed.set_exception(WorkerLost(f"no thumbnail can be made: {error}"))
+            return closed
 
     def __repr__(self) -> str:
         return f"<GpuEngine {self._pool!r} {self._software!r} {self.ensemble!r}, {self.jobs_in_flight} jobs in flight>"
