@@ -10,12 +10,11 @@ from collections.abc import Callable
 from keyglance.errors import DeadlineExceeded, KeyglanceError, Overloaded
 from server.concurrency_limit import ConcurrencyLimit
 from server.engine import Priority
+from server.load_signal import LoadSignal
 from server.service_times import ServiceTimes
 from server.urgency import Urgency
 from server.waiting_room import Waiter, WaitingRoom
 
-#: From this load on the room is short, until the load has been below the second for so many seconds.
-_FULL, _RELAXED, _CALM = 0.9, 0.5, 30.0
 #: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
 _SHORT = 0.5
 _LEAST_ROOM = 4
@@ -35,8 +34,9 @@ REFUSALS = ("calls", "room", "evicted", "deadline", "too_short")
 class Lane:
     """At most `limit` calls are worked on, at most `waiting` wait; what cannot be in time is refused when it comes.
 
-    As long as nobody has to be refused, calls may wait for as long as their deadlines allow. Where some must be refused in any
-    case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is short.
+    As long as no call of a priority has to be refused, its calls may wait for as long as their deadlines allow. Where some must
+    be refused in any case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is
+    short for this priority: it counts who waits that is as urgent or more.
 
     `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
     refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
@@ -61,21 +61,17 @@ class Lane:
         self._in_work: Counter[str] = Counter()
         self._clock = clock
         self._refused = refused
-        self._settle = settle
-        self._load = 0.0
-        self._sampled = -math.inf
-        self._short = False
-        self._strained = -math.inf
+        self._load = LoadSignal(settle)
+        self._loads = {priority: LoadSignal(settle) for priority in Priority}
 
     @property
     def load(self) -> float:
         """0 to 1, as it was when a call came last or the room became empty."""
-        return self._load
+        return self._load.value
 
-    @property
-    def room(self) -> int:
-        """Calls that may wait now."""
-        if not self._short:
+    def room(self, priority: Priority) -> int:
+        """Calls of this or a more urgent priority that may wait now."""
+        if not self._loads[priority].strained:
             return self.longest_room
         return min(self.longest_room, max(_LEAST_ROOM, int(self.limit.value * _SHORT)))
 
@@ -97,13 +93,13 @@ class Lane:
     def come(self, urgency: Urgency) -> None:
         """A call comes. Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known."""
         refusal, load = self._judge(urgency)
-        self._sample(load)
+        self._tell(load, urgency.priority)
         if refusal is not None:
             raise refusal
 
-    def overrun(self) -> None:
+    def overrun(self, priority: Priority) -> None:
         """A call was refused before it came here, because there are too many."""
-        self._sample(1.0)
+        self._tell(1.0, priority)
 
     async def enter(self, urgency: Urgency) -> None:
         """Takes a place, or waits for one. Raises as `come` does, also later: to make room for others."""
@@ -113,19 +109,22 @@ class Lane:
         if self._is_free:
             self._take(urgency.caller)
             return
-        if len(self._room) >= self.room and (weakest := self._room.weakest(urgency, self._in_work)) is not None:
+        if self._is_full(urgency) and (weakest := self._weakest(urgency)) is not None:
             self._room.remove(weakest)
             self._turn_away(weakest, "evicted", "room was made for a more urgent call, or for one of a caller with fewer of them")
         granted = asyncio.get_running_loop().create_future()
         waiter = self._room.add(urgency, granted)
         try:
-            await granted
+            async with asyncio.timeout(self._patience(urgency)) as patience:
+                await granted
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            self._leave_room(waiter)
+            why = f"others came first, {max(0.0, urgency.deadline - self._clock()):.3g} s are left"
+            raise self._overloaded(urgency, "deadline", why) from None
         except asyncio.CancelledError:
-            if not waiter.gone:
-                self._room.remove(waiter)
-                self._look_whether_empty()
-            elif granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.release(urgency.caller)  # it was granted in the same turn of the loop
+            self._leave_room(waiter)
             raise
 
     def release(self, caller: str) -> None:
@@ -164,15 +163,28 @@ class Lane:
             if left < 0 and self.serving:
                 return self._too_short(urgency, usual or 0.0, now), 0.0
             return None, 0.0
-        waiting = len(self._room)
-        if waiting >= self.room and self._room.weakest(urgency, self._in_work) is None:
-            return self._overloaded(urgency, "room", f"{waiting} calls wait already, {self.serving} are worked on"), 1.0
+        if self._is_full(urgency) and self._weakest(urgency) is None:
+            return self._overloaded(urgency, "room", f"{len(self._room)} calls wait already, {self.serving} are worked on"), 1.0
         mean = self.times.mean(now)
         wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.limit.value
         if usual is not None and wait > left:
             expected = f"about {wait:.3g} s to wait and {usual:.3g} s of work are expected"
             return self._overloaded(urgency, "deadline", f"{expected}, {urgency.deadline - now:.3g} s are left"), 1.0
-        return None, min(1.0, max((waiting + 1) / (self.room + 1), wait / left if left > 0 else 0.0))
+        filled = (self._as_urgent(urgency.priority) + 1) / (self.room(urgency.priority) + 1)
+        return None, min(1.0, max(filled, wait / left if left > 0 else 0.0))
+
+    def _as_urgent(self, priority: Priority) -> int:
+        """Calls of this or a more urgent priority that wait."""
+        return sum(self._room.count(each) for each in Priority if each <= priority)
+
+    def _is_full(self, urgency: Urgency) -> bool:
+        """Whether there is no room for one more call like this."""
+        return len(self._room) >= self.longest_room or self._as_urgent(urgency.priority) >= self.room(urgency.priority)
+
+    def _weakest(self, urgency: Urgency) -> Waiter[asyncio.Future[None]] | None:
+        """Who would have to go for it, None for the call itself; only its own like where the room is long enough for others."""
+        among = None if len(self._room) >= self.longest_room else urgency.priority
+        return self._room.weakest(urgency, self._in_work, among)
 
     def _overloaded(self, urgency: Urgency, reason: str, why: str) -> Overloaded:
         self._refused(reason, urgency.priority)
@@ -185,6 +197,21 @@ class Lane:
             f"the deadline is too short: {max(0.0, urgency.deadline - now):.3g} s are left, such calls take {usual:.3g} s",
             facts={"refused": "too_short"},
         )
+
+    def _patience(self, urgency: Urgency) -> float | None:
+        """Seconds that a call may wait before it is of no use any more; None for ever."""
+        now = self._clock()
+        left = urgency.deadline - now - (self.times.median(urgency.kind, now) or 0.0)
+        return None if math.isinf(left) else max(0.0, left)
+
+    def _leave_room(self, waiter: Waiter[asyncio.Future[None]]) -> None:
+        """Whoever waits does not any more."""
+        granted = waiter.item
+        if not waiter.gone:
+            self._room.remove(waiter)
+            self._look_whether_empty()
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.release(waiter.urgency.caller)  # it was granted in the same turn of the loop
 
     def _turn_away(self, waiter: Waiter[asyncio.Future[None]], reason: str, why: str) -> None:
         if not waiter.item.done():
@@ -210,19 +237,14 @@ class Lane:
         self._look_whether_empty()
 
     def _look_whether_empty(self) -> None:
-        if not self._room and self._load:
-            self._sample(0.0)
+        if not self._room and self._load.value:
+            self._tell(0.0, *Priority)
 
-    def _sample(self, load: float) -> None:
+    def _tell(self, load: float, *priorities: Priority) -> None:
         now = self._clock()
-        self._load += (load - self._load) * -math.expm1(-(now - self._sampled) / self._settle)
-        self._sampled = now
-        if self._load >= _FULL:
-            self._short = True
-        if self._short and self._load >= _RELAXED:
-            self._strained = now
-        elif now - self._strained >= _CALM:
-            self._short = False
+        self._load.tell(load, now)
+        for priority in priorities:
+            self._loads[priority].tell(load, now)
 
     def __repr__(self) -> str:
         return f"<Lane {self.name}: {self.serving} of {self.limit.value} calls, {len(self._room)} wait>"

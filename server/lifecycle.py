@@ -123,7 +123,12 @@ class Server:
         self._config = config
         self._telemetry = telemetry
         self._parts = parts
-        overload = Overload(config.overload, software_calls=config.decoders.most, refused=telemetry.metrics.refused)
+        overload = Overload(
+            config.overload,
+            software_calls=config.decoders.most,
+            calls=config.server.concurrent_calls,
+            refused=telemetry.metrics.refused,
+        )
         self._admission = Admission(config.server.concurrent_calls, overload)
         self._budget = ReceiveBudget(config.receive.budget, queue_limit=config.receive.queue_limit)
         self._health = HealthServicer([SERVICE])

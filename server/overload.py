@@ -19,6 +19,8 @@ from server.urgency import Urgency
 #: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
 _LEAST_IN_SOFTWARE = 2
+#: Of so many calls one is being read.
+_ON_THEIR_WAY = 16
 
 
 class LaneName(enum.StrEnum):
@@ -49,6 +51,8 @@ class Place:
             lane, self._lane = self._lane, None
             lane.release(self._urgency.caller)
         lane = self._overload.lanes[name]
+        if name is not LaneName.MAIN:
+            lane.come(self._urgency)
         await lane.enter(self._urgency)
         self._lane = lane
         self._since = self._overload.clock()
@@ -69,7 +73,8 @@ class Place:
 
 
 class Overload:
-    """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes.
+    """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
+    `calls`: most calls at once of all, worked on or waiting.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -79,6 +84,7 @@ class Overload:
         settings: OverloadSection | None = None,
         *,
         software_calls: int = 16,
+        calls: int = 256,
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
     ) -> None:
@@ -86,8 +92,12 @@ class Overload:
         self.clock = clock
         least, most = settings.least_calls, settings.most_calls
         in_software = max(1, min(software_calls, most))
+        first = min(max(_FIRST, least), most)
+        # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
+        # neither worked on nor in the room, but on their way.
+        waiting = min(settings.waiting, max(0, calls - first - calls // _ON_THEIR_WAY))
         limits = {
-            LaneName.MAIN: (min(max(_FIRST, least), most), least, most, settings.waiting),
+            LaneName.MAIN: (first, least, most, waiting),
             LaneName.SOFTWARE: (
                 min(_FIRST_IN_SOFTWARE, in_software),
                 min(_LEAST_IN_SOFTWARE, in_software),
@@ -121,7 +131,7 @@ class Overload:
     def too_many(self, priority: Priority, calls: int) -> Overloaded:
         """The error for a call that finds so many already that it cannot even wait."""
         main = self.lanes[LaneName.MAIN]
-        main.overrun()
+        main.overrun(priority)
         self.steps.update(self.clock(), main.load, main.capacity())
         self._refused(LaneName.MAIN, "calls", priority)
         message = f"{calls} calls are in flight, no more are taken"

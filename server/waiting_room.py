@@ -109,15 +109,16 @@ class WaitingRoom(Generic[T]):
         rank = 0 if own is None else sum(waiter.urgency.deadline <= urgency.deadline for waiter in own.waiting())
         return more_urgent + rank + sum(min(line.count, rank + 1) for name, line in callers.items() if name != urgency.caller)
 
-    def weakest(self, urgency: Urgency, in_work: Mapping[str, int]) -> Waiter[T] | None:
+    def weakest(self, urgency: Urgency, in_work: Mapping[str, int], among: int | None = None) -> Waiter[T] | None:
         """Who should go so that a call of this urgency can stay, where there is no room for both; None: the call itself.
 
         That is the least urgent priority, if less urgent than the call's; within the call's own priority a caller that has at
-        least two calls more than the call's, waiting or `in_work`. Of such a caller the call with the latest deadline.
+        least two calls more than the call's, waiting or `in_work`. Of such a caller the call with the latest deadline. `among`
+        looks at one priority only.
         """
-        if not self._lines:
+        if not self._lines or (among is not None and among not in self._lines):
             return None
-        priority = max(self._lines)
+        priority = max(self._lines) if among is None else among
         callers = self._lines[priority]
         shares = {name: line.count + in_work.get(name, 0) for name, line in callers.items()}
         name = max(shares, key=shares.__getitem__)

@@ -79,13 +79,13 @@ class RoomMachine(RuleBasedStateMachine):
         self.in_work[caller] -= 1
         self.in_work += Counter()
 
-    @rule(priority=PRIORITIES, caller=CALLERS)
-    def weakest(self, priority: Priority, caller: str) -> None:
-        found = self.room.weakest(Urgency(priority, 5.0, caller), self.in_work)
-        if not self.plain.waiters:
+    @rule(priority=PRIORITIES, caller=CALLERS, own_only=st.booleans())
+    def weakest(self, priority: Priority, caller: str, own_only: bool) -> None:
+        found = self.room.weakest(Urgency(priority, 5.0, caller), self.in_work, priority if own_only else None)
+        if not (self.plain.of(priority) if own_only else self.plain.waiters):
             assert found is None
             return
-        last = max(w.urgency.priority for w in self.plain.waiters)
+        last = priority if own_only else max(w.urgency.priority for w in self.plain.waiters)
         waiting = Counter(w.urgency.caller for w in self.plain.of(last))
         counts = {name: number + self.in_work[name] for name, number in waiting.items()}
         own = counts.get(caller, self.in_work[caller])
