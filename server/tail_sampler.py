@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -35,6 +35,7 @@ _REFUSED = "OVERLOADED"
 _MOST_REFUSED = 10  # of those kept a second: an overload has thousands, all alike, and metrics count each
 _MOST_SPANS = 256  # of a call
 _MOST_BATCHES = 4096  # that wait for their calls' ends
+_MOST_EVICTED = 65536  # calls of batches that had no room
 _MOST_KEPT = 8192  # calls whose batches may end later than they
 _HOLD = 60.0  # seconds for which a batch waits
 
@@ -44,6 +45,14 @@ class _Call:
     sampled: bool
     spans: list[ReadableSpan] = field(default_factory=list)
     kept: bool | None = None  # None: not decided
+    make: Callable[[], None] | None = None  # what makes its spans that are left for later
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    since: float
+    span: ReadableSpan
+    calls: set[int]  # root spans of calls of which it is not known whether they are kept
 
 
 class TailSampler(SpanProcessor):
@@ -60,8 +69,9 @@ class TailSampler(SpanProcessor):
         self._open: dict[int, _Call] = {}  # by the id of each span that has begun and not ended
         self._slow: defaultdict[str, SlowCalls] = defaultdict(slow)
         self._refused_second, self._refused = 0, 0
-        self._batches: OrderedDict[int, tuple[float, ReadableSpan]] = OrderedDict()
-        self._waiting: defaultdict[int, list[int]] = defaultdict(list)  # batches by the root spans to which they link
+        self._batches: OrderedDict[int, _Batch] = OrderedDict()
+        self._waiting: defaultdict[int, list[int]] = defaultdict(list)  # batches by the root spans of their undecided calls
+        self._evicted: OrderedDict[int, int] = OrderedDict()  # batches that were too many, counted by those root spans
         self._kept: OrderedDict[int, None] = OrderedDict()
         #: Called with the id of the root span of each call that is kept, on the thread on which it ends.
         self.on_kept: Callable[[int], None] = lambda _: None
@@ -79,13 +89,9 @@ class TailSampler(SpanProcessor):
             if span.links:  # a batch
                 return
             decision = self._head.should_sample(parent_context, context.trace_id, span.name).decision
-            call = _Call(decision is Decision.RECORD_AND_SAMPLE)
-            with self._lock:
-                self._open[context.span_id] = call
-        elif parent is not None:
-            with self._lock:
-                if (of := self._open.get(parent.span_id)) is not None:
-                    self._open[context.span_id] = of
+            self._open[context.span_id] = _Call(decision is Decision.RECORD_AND_SAMPLE)  # one step of the interpreter: no lock
+        elif parent is not None and (call := self._open.get(parent.span_id)) is not None:
+            self._open[context.span_id] = call
 
     def on_end(self, span: ReadableSpan) -> None:
         """A span ends; with a root span's end its call is decided."""
@@ -107,12 +113,26 @@ class TailSampler(SpanProcessor):
                 self._decide(call, span)
             if call.kept is None:
                 return
+            if not call.kept and _is_root(span.parent):
+                self._release(context.span_id)
             spans, call.spans = call.spans, []  # of a kept call, what ends after it leaves too
         if call.kept:
             self._export.take(spans)
             if _is_root(span.parent):
+                if call.make is not None:
+                    self._open[context.span_id] = call
+                    call.make()
+                    del self._open[context.span_id]
                 self.keep(context.span_id)
                 self.on_kept(context.span_id)
+
+    def defer(self, root: trace.Span, make: Callable[[], None]) -> bool:
+        """Whether a call's other spans need not be made yet: `make` is called once it has ended and is kept after all."""
+        call = self._open.get(root.get_span_context().span_id)
+        if call is None or call.sampled or not isinstance(root, ReadableSpan) or not _is_root(root.parent):
+            return False
+        call.make = make
+        return True
 
     def keep(self, root: int) -> None:
         """The call whose root span has this id is kept, here or in another process: its batches are, those still to end too."""
@@ -120,18 +140,16 @@ class TailSampler(SpanProcessor):
             self._kept[root] = None
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
+            self.overflowed += self._evicted.pop(root, 0)
             batches = [self._forget(number) for number in tuple(self._waiting.get(root, ()))]
         self._export.take(batches)
 
-    def will_keep(self, span: trace.Span) -> bool:
-        """Whether the call of a span that has not ended is to be kept, as far as is known by now."""
-        context = span.get_span_context()
+    def will_keep(self, span: trace.Span, *, ending: bool) -> bool:
+        """Whether the call of a span that has not ended is kept, as far as is known; `ending`: all is said of the call by now."""
+        call = self._open.get(span.get_span_context().span_id)
+        if call is None or call.sampled or not ending or not isinstance(span, ReadableSpan):
+            return call is not None and call.sampled
         with self._lock:
-            call = self._open.get(context.span_id)
-            if call is None:
-                return False
-            if call.sampled or not isinstance(span, ReadableSpan) or not _is_root(span.parent):
-                return call.sampled
             return self._why(span, time.time_ns()) not in (None, "refused")
 
     def shutdown(self) -> None:
@@ -172,27 +190,46 @@ class TailSampler(SpanProcessor):
         return self._refused <= _MOST_REFUSED
 
     def _end_batch(self, span: ReadableSpan, number: int) -> None:
-        calls = _linked(span)
+        calls = {link.context.span_id for link in span.links}
         with self._lock:
             kept = not self._kept.keys().isdisjoint(calls)
             if not kept:
-                now = time.monotonic()
-                self._batches[number] = (now, span)
+                self._batches[number] = _Batch(time.monotonic(), span, calls)
                 for call in calls:
                     self._waiting[call].append(number)
-                while (now - (oldest := next(iter(self._batches.values())))[0] > _HOLD) or len(self._batches) > _MOST_BATCHES:
-                    self._forget(next(iter(self._batches)))  # never the new one: it is not that old
-                    self.overflowed += now - oldest[0] <= _HOLD
+                self._make_room()
         if kept:
             self._export.take([span])
 
+    def _make_room(self) -> None:
+        now = time.monotonic()
+        while self._batches:
+            number, oldest = next(iter(self._batches.items()))
+            expired = now - oldest.since > _HOLD
+            if not expired and len(self._batches) <= _MOST_BATCHES:
+                return
+            if not expired:  # lost, if one of its calls is kept after all
+                for call in oldest.calls:
+                    self._evicted[call] = self._evicted.pop(call, 0) + 1
+                while len(self._evicted) > _MOST_EVICTED:
+                    self._evicted.popitem(last=False)
+            self._forget(number)
+
+    def _release(self, root: int) -> None:
+        """A call is not kept: its batches are not either, unless another call of theirs may be."""
+        for number in tuple(self._waiting.pop(root, ())):
+            batch = self._batches[number]
+            batch.calls.discard(root)
+            if not batch.calls:
+                del self._batches[number]
+
     def _forget(self, number: int) -> ReadableSpan:
-        _, span = self._batches.pop(number)
-        for call in _linked(span):
+        batch = self._batches.pop(number)
+        for call in batch.calls:
             self._waiting[call].remove(number)
             if not self._waiting[call]:
                 del self._waiting[call]
-        return span
+        return batch.span
 
 
 class KeptExemplars(ExemplarFilter):
@@ -202,13 +239,10 @@ class KeptExemplars(ExemplarFilter):
         self._sampler = sampler
 
     def should_sample(self, value: float, time_unix_nano: int, attributes: Attributes, context: Context) -> bool:
-        """Whether the current span's call is kept, as far as is known."""
-        return self._sampler.will_keep(trace.get_current_span(context))
+        """Whether the current span's call is kept, as far as is known: all is once its own duration is recorded."""
+        ending = attributes is not None and rpc.RPC_METHOD in attributes
+        return self._sampler.will_keep(trace.get_current_span(context), ending=ending)
 
 
 def _is_root(parent: SpanContext | None) -> bool:
     return parent is None or parent.is_remote
-
-
-def _linked(span: ReadableSpan) -> Set[int]:
-    return {link.context.span_id for link in span.links}

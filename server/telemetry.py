@@ -39,6 +39,7 @@ from opentelemetry.util.types import AttributeValue
 from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
 from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
+from server.later_span import INSIDE, LaterSpan
 from server.metrics import Metrics
 from server.process_readings import process_readings
 from server.profile import Profile, ProfileRecorder
@@ -67,11 +68,14 @@ class Telemetry:
         version: str,
         port: MetricsPort | None = None,
         sampler: TailSampler | None = None,
+        *,
+        every_span: bool = True,
     ) -> None:
         self._tracers = tracers
         self._meters = meters
         self._port = port
         self._sampler = sampler
+        self._defer = None if sampler is None or every_span else sampler.defer
         self._propagator = TraceContextTextMapPropagator()
         self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
         self.meter: Meter = meters.get_meter(SCOPE, version)
@@ -140,7 +144,7 @@ class Telemetry:
             tracers.add_span_processor(processor)
         exemplars = AlwaysOnExemplarFilter() if sampler is None else KeptExemplars(sampler)  # logs have the ids of all
         meters = MeterProvider(readers, resource=resource, exemplar_filter=exemplars, shutdown_on_exit=False)
-        telemetry = cls(tracers, meters, version, port, sampler)
+        telemetry = cls(tracers, meters, version, port, sampler, every_span=processors != [sampler])
         if sampler is not None:
             telemetry.metrics.observe(TraceReadings(sampler, export))
         return telemetry
@@ -167,7 +171,7 @@ class Telemetry:
 
     def steps(self, deadline: Deadline) -> Steps:
         """The steps of one call; its spans become children of the current one."""
-        return Steps(self.tracer, self.metrics, deadline)
+        return Steps(self.tracer, self.metrics, deadline, self._defer)
 
     def shutdown(self) -> None:
         """Sends what waits and ends the exporters; may block for as long as their timeouts (10 seconds by default)."""
@@ -206,7 +210,7 @@ def _exports(signal: str) -> bool:
 class Step:
     """One step while it runs."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span | LaterSpan) -> None:
         self._span = span
         self.wait = 0.0
         self.created = 0
@@ -228,10 +232,17 @@ class Steps:
     """The steps of one call: a span, a histogram record and a `StepTiming` each. They may overlap and nest.
 
     `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere. `metrics` are there
-    for whatever else the call has to count; `priority` is the call's, for its waits.
+    for whatever else the call has to count; `priority` is the call's, for its waits. `defer`, where given, is
+    asked whether the spans may be made when the call has ended, as `TailSampler.defer` is.
     """
 
-    def __init__(self, tracer: Tracer, metrics: Metrics, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        metrics: Metrics,
+        deadline: Deadline,
+        defer: Callable[[Span, Callable[[], None]], bool] | None = None,
+    ) -> None:
         self.metrics = metrics
         self.priority = "normal"
         self.begin = time.monotonic()
@@ -240,15 +251,14 @@ class Steps:
         self._tracer = tracer
         self._deadline = deadline
         self._timings: list[StepTiming] = []
+        self._later: list[LaterSpan] = []
+        self._defers = defer is not None and defer(trace.get_current_span(), self._make)
 
     @contextmanager
     def step(self, name: str, **facts: AttributeValue) -> Iterator[Step]:
         """Measures the block as step `name`; an exception sets the span's status and goes on."""
         begin = time.monotonic()
-        attributes = {_attribute(key): value for key, value in facts.items()}
-        with self._tracer.start_as_current_span(
-            name, attributes=attributes, record_exception=False, set_status_on_exception=False
-        ) as span:
+        with self._span(name, {_attribute(key): value for key, value in facts.items()}) as span:
             step = Step(span)
             failure: str | None = None
             try:
@@ -273,13 +283,19 @@ class Steps:
 
         `error` is what ended it, if anything did; `links` are the spans of others that did its work.
         """
-        span = self._tracer.start_span(
-            timing.step,
-            context=self._context,
-            attributes={_attribute(key): value for key, value in (facts or {}).items()},
-            links=[Link(each) for each in links],
-            start_time=self._wall_ns(timing.begin),
-        )
+        attributes = {_attribute(key): value for key, value in (facts or {}).items()}
+        begin = self._wall_ns(timing.begin)
+        span: Span | LaterSpan
+        if self._defers:
+            self._later.append(span := LaterSpan(timing.step, attributes, begin, links))
+        else:
+            span = self._tracer.start_span(
+                timing.step,
+                context=self._context,
+                attributes=attributes,
+                links=[Link(each) for each in links],
+                start_time=begin,
+            )
         failure = None if error is None else describe_failure(span, error, self._deadline)
         _note_timing(span, timing)
         span.end(self._wall_ns(timing.end))
@@ -304,6 +320,29 @@ class Steps:
             )
         return tuple(sorted(joined.values(), key=lambda timing: (timing.begin, timing.end)))
 
+    @contextmanager
+    def _span(self, name: str, attributes: dict[str, AttributeValue]) -> Iterator[Span | LaterSpan]:
+        if not self._defers:
+            with self._tracer.start_as_current_span(
+                name, attributes=attributes, record_exception=False, set_status_on_exception=False
+            ) as span:
+                yield span
+            return
+        later = LaterSpan(name, attributes, time.time_ns())
+        self._later.append(later)
+        token = INSIDE.set(later)
+        try:
+            yield later
+        finally:
+            INSIDE.reset(token)
+            later.end(time.time_ns())
+
+    def _make(self) -> None:
+        for later in self._later:
+            later.make(self._tracer, self._context)
+        for later in reversed(self._later):
+            later.close()
+
     def _keep(self, timing: StepTiming, failure: str | None) -> None:
         self._timings.append(timing)
         self.metrics.step(timing.step, timing.end - timing.begin, waited=timing.wait, priority=self.priority, error=failure)
@@ -312,7 +351,7 @@ class Steps:
         return self._epoch_ns + round(monotonic * 1e9)
 
 
-def describe_failure(span: Span, error: BaseException, deadline: Deadline) -> str | None:
+def describe_failure(span: Span | LaterSpan, error: BaseException, deadline: Deadline) -> str | None:
     """Sets a span's status for an exception and returns `error.type`; None for the caller's cancellation, which is no error."""
     if isinstance(error, asyncio.CancelledError):
         if deadline.status_of_cancellation() is grpc.StatusCode.CANCELLED:
@@ -333,7 +372,7 @@ def _attribute(key: str) -> str:
     return key if "." in key else f"keyglance.{key}"
 
 
-def _note_timing(span: Span, timing: StepTiming) -> None:
+def _note_timing(span: Span | LaterSpan, timing: StepTiming) -> None:
     if timing.wait >= _LEAST_WAIT:
         span.set_attribute("keyglance.wait", round(timing.wait, 6))
     if timing.created:
