@@ -24,6 +24,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from decoder_pool.picture import Picture
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from keyglance.errors import DeadlineExceeded, KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Outputs
 from models.batch_plan import BatchPlan
@@ -106,7 +107,9 @@ class DeviceEnsemble:
         largest_wait: float = 0.02,
         queue_limit: int = 256,
         tracer: trace.Tracer | None = None,
+        ranges: ProfilerRanges = no_ranges,
     ) -> None:
+        self._ranges = ranges
         self._set = ModelSet(manifests)
         self._open_lanes = open_lanes
         self._largest_wait = largest_wait
@@ -311,7 +314,10 @@ class DeviceEnsemble:
     def _serve(self) -> None:
         while (frames := self._next()) is not None:
             if frames:
-                self._results.put(self._enqueue(frames))
+                with self._ranges("enqueue"):
+                    batch = self._enqueue(frames)
+                self._results.put(batch)
+                del batch
             del frames
 
     def _next(self) -> list[_Frame] | None:
@@ -391,7 +397,8 @@ class DeviceEnsemble:
     def _read_all(self) -> None:
         while (batch := self._results.get()) is not None:
             try:
-                self._read(batch)
+                with self._ranges("results"):
+                    self._read(batch)
             except Exception as error:
                 _log.exception("the results of a batch were lost")
                 self._settle([_refused(frame, _failure("all", error)) for frame in batch.frames])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from models.backend import Outputs
 from models.backends.device import CudaBackend
 from models.heads import Head
@@ -92,7 +93,8 @@ class DeviceModel:
 class DeviceLane:
     """`Lane` of a `CudaBackend`: `CudaPreprocessor` writes into the network's input on the same stream."""
 
-    def __init__(self, model: DeviceModel) -> None:
+    def __init__(self, model: DeviceModel, *, ranges: ProfilerRanges = no_ranges) -> None:
+        self._ranges = ranges
         self._model = model
         self._backend = model.backend
         self._preprocessor: CudaPreprocessor | None = None
@@ -126,8 +128,10 @@ class DeviceLane:
             raise RuntimeError(f"model {self.manifest.name!r} is not open")
         canvas = self._preprocessor.canvas(pictures[0])
         size = len(pictures)
-        prepared = self._preprocessor.render(pictures, self._backend.input(canvas, size), self._backend.stream)
-        return Enqueued(prepared, self._preprocessor.sent, self._backend.launch(canvas, size))
+        with self._ranges(f"render {self.manifest.name}"):
+            prepared = self._preprocessor.render(pictures, self._backend.input(canvas, size), self._backend.stream)
+        with self._ranges(f"launch {self.manifest.name}"):
+            return Enqueued(prepared, self._preprocessor.sent, self._backend.launch(canvas, size))
 
     def rehearse(self, size: int) -> OnTheWay:
         """As `Lane.rehearse`, on the first canvas."""

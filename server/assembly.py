@@ -14,6 +14,7 @@ from server.config import Config
 from server.engine import Engine
 from server.engine_factory import make_engine
 from server.lifecycle import Parts, StartError
+from server.nvtx import ranges_of
 from server.pipeline import Pipeline
 from server.readings import WorkerStats, worker_readings
 from server.servicer import Labeler, limits_of
@@ -40,7 +41,12 @@ def assemble_front(config: Config, telemetry: Telemetry, engine: Engine) -> Part
     telemetry.metrics.observe(lambda: worker_readings([WorkerStats("index", indexer.alive, indexer.size, indexer.lost)]))
     source_limits, sampling_limits = limits_of(config)
     pipeline = Pipeline(
-        engine=engine, opener=Opener(indexer), policy=policy, source_limits=source_limits, sampling_limits=sampling_limits
+        engine=engine,
+        opener=Opener(indexer),
+        policy=policy,
+        source_limits=source_limits,
+        sampling_limits=sampling_limits,
+        ranges=ranges_of(config),
     )
     return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
 

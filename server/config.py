@@ -442,6 +442,7 @@ class TelemetrySection(_Section):
         default=Path("keyglance-profile.json"),
         description="Where the profile goes: a Chrome trace of the steps of all processes.",
     )
+    nvtx: bool = Field(default=False, description="Whether steps are NVTX ranges, for Nsight Systems; needs a GPU's packages.")
     console: bool = Field(default=False, description="Whether each finished trace is printed to standard error as a tree.")
     log_format: Literal["json", "text"] = Field(default="json", description="json for machines, text for terminals.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

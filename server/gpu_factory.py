@@ -18,6 +18,7 @@ from decoder_pool.nvdec.gpu import CODECS, Gpu
 from decoder_pool.nvdec.software import PooledSoftware
 from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.pool import DecoderPool
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from models.backends import create_cuda_backend
 from models.backends.choice import choose_precision
 from models.backends.device import CudaBackend, Precision
@@ -33,6 +34,7 @@ from server.engine_factory import software_pool, warm_counts, warn_of_missing
 from server.gpu_engine import GpuEngine
 from server.lifecycle import StartError
 from server.memory_budget import CONTEXT, BudgetLine, MemoryBudget, arena_lines, decoder_lines, model_lines
+from server.nvtx import ranges_of
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class _Planned:
 def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> GpuEngine:
     """The engine on an opened GPU, not started, but its arena is there. Raises `StartError` and `RepositoryError`."""
     settings = config.gpu
+    ranges = ranges_of(config)
     models = _models(config)
     decodable = capabilities(gpu)
     warm = warm_decoders(settings.warm, decodable)
@@ -84,6 +87,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         size_classes=settings.size_classes,
         software=PooledSoftware(software, patience=settings.software_wait),
         limits=NvdecLimits(step_seconds=settings.decoder_seconds),
+        ranges=ranges,
     )
     return GpuEngine(
         factory=factory,
@@ -91,10 +95,11 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         software=software,
         ensemble=DeviceEnsemble(
             [model.manifest for model in models],
-            functools.partial(open_lanes, models, settings, gpu, budget),
+            functools.partial(open_lanes, models, settings, gpu, budget, ranges),
             largest_wait=settings.largest_wait,
             queue_limit=settings.queue_limit,
             tracer=tracer,
+            ranges=ranges,
         ),
         device_name=device_name,
         decoders_per_call=settings.decoders_per_call,
@@ -139,7 +144,9 @@ def warm_decoders(warm: Sequence[WarmDecoders], decodable: Collection[tuple[str,
     return warm_counts(kept)
 
 
-def open_lanes(models: Sequence[_Planned], settings: GpuSection, gpu: Gpu, budget: MemoryBudget) -> tuple[Sequence[Lane], Fence]:
+def open_lanes(
+    models: Sequence[_Planned], settings: GpuSection, gpu: Gpu, budget: MemoryBudget, ranges: ProfilerRanges = no_ranges
+) -> tuple[Sequence[Lane], Fence]:
     """The models' lanes, not open yet, in the precision that each was found to bear. To be called on the thread that infers.
 
     Raises `BudgetExceeded` where float32 is needed and does not fit.
@@ -168,7 +175,8 @@ def open_lanes(models: Sequence[_Planned], settings: GpuSection, gpu: Gpu, budge
             DeviceLane(
                 DeviceModel(
                     model.manifest, backend(model.manifest, precision, *settings.batch_buckets), make_head(model.manifest)
-                )
+                ),
+                ranges=ranges,
             )
         )
     return lanes, CudaFence()

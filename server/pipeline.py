@@ -13,6 +13,7 @@ from opentelemetry.util.types import AttributeValue
 
 from decoder_pool.limits import SourceLimits
 from decoder_pool.opener import Opener
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from decoder_pool.units import units
 from keyglance.errors import CorruptVideo, Encrypted
 from keyglance.sampling import Coverage, PlannedFrame, SamplingLimits, SamplingPlan, SamplingPolicy, coverage
@@ -123,7 +124,9 @@ class Pipeline:
         policy: Policy,
         source_limits: SourceLimits,
         sampling_limits: SamplingLimits,
+        ranges: ProfilerRanges = no_ranges,
     ) -> None:
+        self._ranges = ranges
         self._engine = engine
         self._opener = opener
         self._policy = policy
@@ -147,7 +150,7 @@ class Pipeline:
         result = await self._run(sampled.job, call.place, steps)
         if partial is not None and (lacking := _lost_for_want_of_bytes(sampled, result)):
             raise partial.needs(partial.missing(lacking))
-        with steps.step("fuse") as step:
+        with steps.step("fuse") as step, self._ranges("fuse"):
             answer = self._fuse(call, sampled, result)
             step.set("labels", len(answer.labels))
             step.set("verdict", answer.judgement.verdict.name.lower())

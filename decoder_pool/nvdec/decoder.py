@@ -28,6 +28,7 @@ from decoder_pool.nvdec.stream import Bounds, HardwareStream, StreamPlan
 from decoder_pool.nvdec.surface import CHROMA_FORMATS, Surface
 from decoder_pool.nvdec.thread import Step, StepThread
 from decoder_pool.nvdec.upload import Uploader
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError
 from keyglance.video import StreamConfig
@@ -96,12 +97,14 @@ class NvdecFactory:
         software: SoftwareDecoding | None = None,
         damage_untold: Collection[str] = _DAMAGE_UNTOLD,
         limits: NvdecLimits | None = None,
+        ranges: ProfilerRanges = no_ranges,
     ) -> None:
         self._gpu = gpu
         self._watch = watch
         self._size_classes = tuple(sorted(size_classes))
         self._software = software
         self._limits = limits or NvdecLimits()
+        self._ranges = ranges
         self._numbers = itertools.count(1)
         #: Called on the event loop with the reason when a decoder breaks, also where software takes over and no call fails:
         #: the time to `check` whether it is the GPU that is lost.
@@ -132,6 +135,7 @@ class NvdecFactory:
             software=self._software,
             plan=self._plans,
             limits=self._limits,
+            ranges=self._ranges,
             name=f"nvdec-{next(self._numbers)}",
             on_broken=lambda why: self.on_broken(why),
         )
@@ -185,6 +189,7 @@ class NvdecDecoder:
         software: SoftwareDecoding | None,
         plan: Callable[[StreamConfig, Bounds], StreamPlan],
         limits: NvdecLimits,
+        ranges: ProfilerRanges,
         name: str,
         on_broken: Callable[[str], None],
     ) -> None:
@@ -196,6 +201,7 @@ class NvdecDecoder:
         self._software = software
         self._plan = plan
         self._limits = limits
+        self._ranges = ranges
         self._name = name
         self._on_broken = on_broken
         self._thread = StepThread(name)
@@ -305,6 +311,7 @@ class NvdecDecoder:
                         run=functools.partial(self._run, config, packets),
                         likely=self._likely,
                         arena=self._arena,
+                        ranges=self._ranges,
                     )
                     try:
                         await self._driven(drive, lambda left: aside.create_task(rest(left)))

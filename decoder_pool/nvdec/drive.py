@@ -10,6 +10,7 @@ from decoder_pool.decoder import Decoded, DecodeUnit
 from decoder_pool.nvdec.arena import FrameArena, Slot
 from decoder_pool.nvdec.run import Found, HardwareRun, Leftovers, Room
 from decoder_pool.nvdec.surface import Surface
+from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 
 
 class HardwareDrive:
@@ -27,7 +28,9 @@ class HardwareDrive:
         run: Callable[[DecodeUnit], HardwareRun],
         likely: Callable[[], Surface | None],
         arena: FrameArena,
+        ranges: ProfilerRanges = no_ranges,
     ) -> None:
+        self._ranges = ranges
         self._take = take
         self._deliver = deliver
         self._make = run
@@ -52,7 +55,9 @@ class HardwareDrive:
         self.progress = time.monotonic()
         try:
             while not self._stopped and (run := self._run or self._next()) is not None:
-                if (told := self._advance(run)) is not None:
+                with self._ranges("decode"):
+                    told = self._advance(run)
+                if told is not None:
                     return told
         except BaseException:
             self.give_back()

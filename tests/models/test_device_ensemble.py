@@ -7,8 +7,8 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,29 @@ async def test_every_frame_gets_its_own_scores_of_every_model_on_one_thread() ->
             assert 0 < answer.since <= answer.began <= answer.enqueued <= answer.ended
     assert len(b.lanes["first"].threads | b.lanes["second"].threads) == 1
     assert threading.get_ident() not in b.lanes["first"].threads
+
+
+async def test_batches_and_their_results_are_ranges_for_a_profiler() -> None:
+    seen: list[tuple[str, int]] = []
+
+    @contextmanager
+    def ranges(name: str) -> Iterator[None]:
+        seen.append((name, threading.get_ident()))
+        yield
+        seen.append((f"end {name}", threading.get_ident()))
+
+    async with bench(ranges=ranges) as b:
+        group = b.group(2)
+        for level in (10, 20):
+            b.submit(group, level)
+        await b.answered(2)
+    assert [name for name, _ in sorted(seen, key=lambda each: "results" in each[0])] == [
+        "enqueue",
+        "end enqueue",
+        "results",
+        "end results",
+    ]
+    assert {thread for name, thread in seen if "enqueue" in name} == b.lanes["first"].threads
 
 
 async def test_an_idle_ensemble_waits_for_all_frames_of_a_call_and_no_longer() -> None:
