@@ -244,7 +244,16 @@ class Lane:
         now = self._clock()
         self._load.tell(load, now)
         for priority in priorities:
-            self._loads[priority].tell(load, now)
+            if self._loads[priority].tell(load, now):
+                self._shorten(priority)
+
+    def _shorten(self, priority: Priority) -> None:
+        """The room has become short: who waits too far back for that is told now, not when his time is over."""
+        while self._as_urgent(priority) > self.room(priority):
+            if (last := self._room.last(priority, self._in_work)) is None:
+                return
+            self._room.remove(last)
+            self._turn_away(last, "room", f"{len(self._room)} calls wait before it, {self.serving} are worked on")
 
     def __repr__(self) -> str:
         return f"<Lane {self.name}: {self.serving} of {self.limit.value} calls, {len(self._room)} wait>"

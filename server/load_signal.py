@@ -18,13 +18,14 @@ class LoadSignal:
         self._told = -math.inf
         self._not_relaxed = -math.inf
 
-    def tell(self, load: float, now: float) -> None:
-        """The load at this moment, 0 to 1."""
+    def tell(self, load: float, now: float) -> bool:
+        """The load at this moment, 0 to 1. Returns whether strain begins with it."""
         self.value += (load - self.value) * -math.expm1(-(now - self._told) / self._settle)
         self._told = now
-        if self.value >= _FULL:
-            self.strained = True
+        begins = self.value >= _FULL and not self.strained
+        self.strained |= begins
         if self.strained and self.value >= _RELAXED:
             self._not_relaxed = now
         elif now - self._not_relaxed >= _CALM:
             self.strained = False
+        return begins

@@ -119,10 +119,19 @@ class WaitingRoom(Generic[T]):
         if not self._lines or (among is not None and among not in self._lines):
             return None
         priority = max(self._lines) if among is None else among
-        callers = self._lines[priority]
-        shares = {name: line.count + in_work.get(name, 0) for name, line in callers.items()}
-        name = max(shares, key=shares.__getitem__)
-        own = shares.get(urgency.caller, in_work.get(urgency.caller, 0))
-        if priority < urgency.priority or (priority == urgency.priority and shares[name] < own + 2):
+        last = self.last(priority, in_work)
+        if last is None or priority < urgency.priority:
             return None
+        lines = self._lines[priority]
+        theirs, own = (
+            (lines[name].count if name in lines else 0) + in_work.get(name, 0) for name in (last.urgency.caller, urgency.caller)
+        )
+        return None if priority == urgency.priority and theirs < own + 2 else last
+
+    def last(self, priority: int, in_work: Mapping[str, int]) -> Waiter[T] | None:
+        """Of the caller with the most calls of this priority, waiting or `in_work`, the one with the latest deadline."""
+        callers = self._lines.get(priority)
+        if not callers:
+            return None
+        name = max(callers, key=lambda each: callers[each].count + in_work.get(each, 0))
         return max(callers[name].waiting())

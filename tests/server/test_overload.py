@@ -72,6 +72,14 @@ def test_overload_costs_no_goodput_and_little_latency(engine: dict[str, Any], lo
     assert sum(each.begun and not each.answered for each in service.outcomes) <= 0.01 * len(accepted), "no work for nothing"
 
 
+def test_the_first_moments_of_overload_are_over_soon() -> None:
+    """Whoever waited far back when the room became short does not wait any longer."""
+    usual = offered(0.8, 60, **SLOW)
+    service = offered(3, 60, **SLOW)
+    assert p99([each for each in service.between(10, 60) if each.begun]) <= 2 * p99(usual.outcomes)
+    assert goodput(service, 5, 60) >= 0.9 * service.rate
+
+
 def test_every_refusal_says_when_to_come_back() -> None:
     service = offered(3, 30, **FAST)
     refused = [each for each in service.outcomes if each.what in REFUSED]
