@@ -53,15 +53,18 @@ class CpuLimits:
 
 
 class CpuFactory:
-    """Makes `cpu` decoders; `threads` is the number of slice threads of each (1 is best where several calls come at once)."""
+    """Makes `cpu` decoders; `threads` is the number of slice threads of each (1 is best where several calls come at once),
+    `niceness` (0 to 19) by how much they stand back behind other processes.
+    """
 
     kind = "cpu"
     #: Another key is only another codec context in the same process.
     rekeyable = True
 
-    def __init__(self, *, limits: CpuLimits | None = None, threads: int = 1) -> None:
+    def __init__(self, *, limits: CpuLimits | None = None, threads: int = 1, niceness: int = 0) -> None:
         self._limits = limits or CpuLimits()
         self._threads = threads
+        self._niceness = niceness
         self._codecs = _decodable()
         self._numbers = itertools.count(1)
 
@@ -77,7 +80,8 @@ class CpuFactory:
 
     def make(self, key: DecoderKey) -> CpuDecoder:
         """As `DecoderFactory.make`."""
-        return CpuDecoder(key, limits=self._limits, threads=self._threads, name=f"cpu-{next(self._numbers)}")
+        name = f"cpu-{next(self._numbers)}"
+        return CpuDecoder(key, limits=self._limits, threads=self._threads, name=name, niceness=self._niceness)
 
     def codecs(self) -> Sequence[str]:
         """As `DecoderFactory.codecs`."""
@@ -87,11 +91,11 @@ class CpuFactory:
 class CpuDecoder:
     """As `Decoder`. Its planes are views of shared memory, so they keep their values only as long as the protocol says."""
 
-    def __init__(self, key: DecoderKey, *, limits: CpuLimits, threads: int, name: str) -> None:
+    def __init__(self, key: DecoderKey, *, limits: CpuLimits, threads: int, name: str, niceness: int = 0) -> None:
         self._key = key
         self._limits = limits
         self._threads = threads
-        self._worker = Worker("decoder_pool.cpu_worker", memory_limit=limits.memory, name=name)
+        self._worker = Worker("decoder_pool.cpu_worker", memory_limit=limits.memory, name=name, niceness=niceness)
         self._configured: StreamConfig | None = None
         self._slots: list[SharedBytes | None] = [None] * _SLOTS
         self._ahead: asyncio.Task[dict[str, Any]] | None = None

@@ -20,6 +20,7 @@ from decoder_pool.shared_bytes import SharedBytes
 from decoder_pool.worker_frames import ENV_MEMORY, ENV_PARENT, ENV_SOCKET, EXIT_MEMORY, BrokenFrame, FrameReader
 
 _KIND_LENGTH, _MESSAGE_LENGTH = 64, 2000
+_NICEST = 19
 
 
 class WorkerDied(Exception):
@@ -48,10 +49,12 @@ class Worker:
 
     `memory_limit` is in bytes of address space (RLIMIT_AS), 0 for none. Calls are served one at a time, in the order they
     came. All methods belong to the event loop in which `start` was awaited; the process dies with that loop's thread.
+    `niceness`, 0 to 19, is by how much it stands back behind this process where there is more to do than processors.
     """
 
-    def __init__(self, module: str, *, memory_limit: int, name: str) -> None:
+    def __init__(self, module: str, *, memory_limit: int, name: str, niceness: int = 0) -> None:
         self.name = name
+        self.niceness = niceness
         self.memory_limit = memory_limit
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,6 +98,9 @@ class Worker:
                 env=self._environment(theirs.fileno()),
                 start_new_session=True,
             )
+            if self.niceness:  # before it has threads, which inherit it
+                niceness = os.getpriority(os.PRIO_PROCESS, 0) + self.niceness
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, min(niceness, _NICEST))
         try:
             async with self._lock:
                 hello, fds = await self._within(time.monotonic() + timeout, "start", self._receive())

@@ -79,11 +79,11 @@ def warm_counts(warm: Sequence[WarmDecoders]) -> dict[DecoderKey, int]:
     return counts
 
 
-def software_pool(config: Config) -> DecoderPool:
-    """The pool of software decoders."""
+def software_pool(config: Config, *, niceness: int = 0) -> DecoderPool:
+    """The pool of software decoders; `niceness` (0 to 19) is by how much they stand back behind other processes."""
     decoders = config.decoders
     limits = CpuLimits(pixels=config.limits.pixels, unit_seconds=decoders.seconds, memory=decoders.memory_limit)
-    factory = CpuFactory(limits=limits, threads=decoders.threads)
+    factory = CpuFactory(limits=limits, threads=decoders.threads, niceness=niceness)
     return DecoderPool(factory=factory, limit=decoders.most, size_classes=decoders.size_classes, warm=warm_counts(decoders.warm))
 
 

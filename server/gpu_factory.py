@@ -36,6 +36,9 @@ from server.lifecycle import StartError
 from server.memory_budget import CONTEXT, BudgetLine, MemoryBudget, arena_lines, decoder_lines, model_lines
 from server.nvtx import ranges_of
 
+#: Of software decoders beside a GPU: processors that they take from the processes that feed it hold up all other calls.
+_NICENESS = 10
+
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +82,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         watch.install()
     except (OSError, RuntimeError) as error:
         raise StartError(str(error)) from None
-    software = software_pool(config)
+    software = software_pool(config, niceness=_NICENESS)
     factory = NvdecFactory(
         gpu,
         arena=FrameArena(arena_slots(settings.size_classes, settings.arena_pictures), gpu.cupy.empty),
