@@ -47,10 +47,15 @@ def test_off_imports_nothing(monkeypatch: pytest.MonkeyPatch):
 
 def test_ranges_nest_and_end_with_an_exception(nvtx):
     ranges = ranges_of(Config.load(overrides=ON))
-    with pytest.raises(ZeroDivisionError), ranges("enqueue"):
-        with ranges("render a"):
-            pass
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with ranges("enqueue"):
+            with ranges("render a"):
+                pass
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert nvtx.seen == ["enqueue", "enqueue/render a"]
     assert not any(nvtx.open.values())
 
