@@ -361,7 +361,11 @@ class LoadStep(_Section):
 class OverloadSection(_Section):
     """What happens when more calls come than can be answered. Load is 0 while no call waits, and 1 when calls are refused."""
 
-    least_calls: PositiveInt = Field(default=4, description="Calls worked on at once at the least; 1 or more.")
+    least_calls: int = Field(
+        default=0,
+        description="Calls worked on at once at the least; 0: 4, on a GPU 12 of all fronts (two batches).",
+        ge=0,
+    )
     most_calls: PositiveInt = Field(
         default=64, description="Calls worked on at once at the most; in between it follows from what is measured."
     )

@@ -27,6 +27,7 @@ from keyglance.errors import BadPolicy, DeadlineExceeded, EmptySource, InternalE
 from server.admission import Admission
 from server.call import Call
 from server.deadline import Deadline
+from server.engine import Priority
 from server.logs import ACCESS
 from server.receive_budget import ReceiveBudget
 from server.statuses import to_grpc_status
@@ -225,6 +226,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if works:
                 call.urgency = call.urgency.of_request(request)
                 call.steps.priority = call.urgency.priority.name.lower()
+                if call.urgency.priority is not Priority.NORMAL:
+                    call.facts["priority"] = call.steps.priority
                 asked = time.monotonic()
                 call.place = await held.enter_async_context(self._admission.overload.place(call.urgency))
                 step.waited(time.monotonic() - asked)

@@ -127,6 +127,8 @@ class Server:
             config.overload,
             software_calls=config.decoders.most,
             calls=config.server.concurrent_calls,
+            on_gpu=bool(parts.engine.info().hardware),
+            fronts=max(1, config.server.fronts),
             refused=telemetry.metrics.refused,
         )
         self._admission = Admission(config.server.concurrent_calls, overload)

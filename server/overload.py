@@ -18,7 +18,8 @@ from server.urgency import Urgency
 
 #: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
-_LEAST_IN_SOFTWARE = 2
+#: The fewest: where a third of the time is waiting for the batch before, measured times alone might let batches run half empty.
+_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 12, 2
 #: Of so many calls one is being read.
 _ON_THEIR_WAY = 16
 
@@ -74,7 +75,7 @@ class Place:
 
 class Overload:
     """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
-    `calls`: most calls at once of all, worked on or waiting.
+    `calls`: most calls at once of all, worked on or waiting; `fronts`: processes that share an engine, each with its own lanes.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -85,14 +86,17 @@ class Overload:
         *,
         software_calls: int = 16,
         calls: int = 256,
+        on_gpu: bool = False,
+        fronts: int = 1,
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
     ) -> None:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
-        least, most = settings.least_calls, settings.most_calls
+        most = settings.most_calls
+        least = min(settings.least_calls or (-(-_LEAST_ON_GPU // fronts) if on_gpu else _LEAST), most)
         in_software = max(1, min(software_calls, most))
-        first = min(max(_FIRST, least), most)
+        first = min(max(_FIRST // fronts, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
         # neither worked on nor in the room, but on their way.
         waiting = min(settings.waiting, max(0, calls - first - calls // _ON_THEIR_WAY))

@@ -111,6 +111,23 @@ def test_the_room_never_reaches_the_limit_on_all_calls() -> None:
     assert Overload(OverloadSection(waiting=5)).lanes[LaneName.MAIN].longest_room == 5
 
 
+@pytest.mark.parametrize(
+    ("engine", "least", "first"),
+    [
+        ({}, 4, 16),
+        ({"on_gpu": True}, 12, 16),
+        ({"on_gpu": True, "fronts": 2}, 6, 8),
+        ({"on_gpu": True, "fronts": 8}, 2, 2),
+        ({"fronts": 8}, 4, 4),
+    ],
+)
+def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, first: int) -> None:
+    limit = Overload(**engine).lanes[LaneName.MAIN].limit
+    assert (limit.least, limit.value) == (least, first)
+    given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
+    assert (given.least, given.value, given.most) == (3, 3, 3)
+
+
 def test_what_is_told_of_lanes() -> None:
     told: list[tuple[str, str, Priority]] = []
     overload = Overload(refused=lambda *refusal: told.append(refusal))
