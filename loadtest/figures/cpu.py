@@ -16,6 +16,7 @@ GOAL_INDEX_MS = 1.0
 #: Bytes in ranges against the whole file: of the time to send, index and sample them.
 GOAL_RANGES = 0.2
 
+_TELEMETRY_GOAL = 5  # per cent
 _WAYS = {
     "call": "Keyglance, the whole call",
     "bare": "bare decoding and batched inference of the same pictures, scaling not counted",
@@ -116,6 +117,7 @@ def sections(results: Results) -> Iterator[Section]:
         ("soak", "Calls that are cancelled or late", lambda told: [_soaked(told), "", _memory(told)]),
         ("flood", "The largest messages, all at once", _flood),
         ("engine_process", "What an engine in another process costs", _engine_process),
+        ("telemetry", "What telemetry costs", _telemetry),
     ):
         if (told := results.get(name)) is not None:
             yield Section(title, name, told, lines(told))
@@ -229,6 +231,39 @@ def _engine_process(told: Figures) -> list[str]:
         "fronts, engine and generator share them.",
         "",
         *table(("", "jobs/s", "p50 ms", "p99 ms", "front, ms of CPU", "engine, ms of CPU"), rows),
+    ]
+
+
+_TELEMETRY = {
+    "off": "none",
+    "metrics": "metrics, read every second",
+    "on": "metrics, and the traces that are kept",
+    "every_trace": "metrics, and every trace",
+}
+
+
+def _telemetry(told: Figures) -> list[str]:
+    rows = []
+    for way, text in _TELEMETRY.items():
+        one = told[way]
+        low, high = (f"{value:.2f}" for value in one["throughput_against_off_quartiles"])
+        against = f"{one['throughput_against_off']:.2f} ({low} to {high})" if way != "off" else ""
+        spans = f"{one['spans_sent']:,}, {one['spans_dropped']:,} lost" if one.get("spans_sent") else ""
+        times = f"{one['server_cpu_ms_per_call']:.2f} ({one['cpu_against_off']:.2f})"
+        rows.append((text, number(one["calls_per_second"]), against, times, spans))
+    on, lost = told["on"], sum(told[way].get("spans_dropped", 0) for way in _TELEMETRY)
+    share = (on["cpu_against_off"] - 1) * 100
+    slower = (1 - on["throughput_against_off"]) * 100
+    verdict = "met" if slower <= _TELEMETRY_GOAL else "missed"
+    return [
+        "A server that is saturated with calls for which no model runs and nothing is decoded, so that telemetry is compared "
+        f"with the least that a call can cost: {share:.0f} % of its processor time, {slower:.0f} % of its throughput, where at most "
+        f"{_TELEMETRY_GOAL} % was the goal: **{verdict}**. Beside calls of which models run it is "
+        f"{on['server_cpu_ms_per_call'] - told['off']['server_cpu_ms_per_call']:.1f} ms of a core a call. "
+        f"{'No span was lost' if not lost else f'**{lost:,} spans were lost**'}. "
+        f"{told['turns']} turns of each, in brackets quartiles, or times the processor time without telemetry.",
+        "",
+        *table(("", "calls/s", "of none", "ms of CPU a call", "spans"), rows),
     ]
 
 
