@@ -257,8 +257,8 @@ def _telemetry(told: Figures) -> list[str]:
     verdict = "met" if slower <= _TELEMETRY_GOAL else "missed"
     return [
         "A server that is saturated with calls for which no model runs and nothing is decoded, so that telemetry is compared "
-        f"with the least that a call can cost: {share:.0f} % of its processor time, {slower:.0f} % of its throughput, where at most "
-        f"{_TELEMETRY_GOAL} % was the goal: **{verdict}**. Beside calls of which models run it is "
+        f"with the least that a call can cost: {share:.0f} % of its processor time, {slower:.0f} % of its throughput, where at "
+        f"most {_TELEMETRY_GOAL} % was the goal: **{verdict}**. Beside calls of which models run it is "
         f"{on['server_cpu_ms_per_call'] - told['off']['server_cpu_ms_per_call']:.1f} ms of a core a call. "
         f"{'No span was lost' if not lost else f'**{lost:,} spans were lost**'}. "
         f"{told['turns']} turns of each, in brackets quartiles, or times the processor time without telemetry.",
