@@ -62,7 +62,6 @@ class Service:
         self.steps: list[tuple[float, int]] = [(0.0, 0)]
         self.in_engine = self.most_in_engine = 0
         self.random = random.Random(self.seed)
-        self._engine = asyncio.PriorityQueue[tuple[int, float, int]]()
         self._free = asyncio.Semaphore(self.workers)
         self._tasks: set[asyncio.Task[None]] = set()
 
