@@ -34,7 +34,7 @@ async def test_as_many_calls_are_in_flight_as_there_are_jobs(jobs: list[EngineJo
     figures = await gpu_load.load(engine, jobs, 0.3, warm=0.05)
     assert engine.most_at_once == 3
     assert figures["in flight"] == 3
-    assert figures["pictures/s"] == pytest.approx(FRAMES * figures["calls/s"])
+    assert figures["pictures/s"] == pytest.approx(FRAMES * figures["calls/s"], abs=FRAMES * 0.1)  # both are rounded
     assert figures["calls"] > 0
     assert figures["calls"] < len(engine.models)  # those of the time before do not count
     assert figures["p50_ms"] >= 5
