@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,14 +28,9 @@ from models.thumbnail import thumbnail
 from server.degradation import Degradation, DegradationReason
 from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome, HardwareFormat
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
-from server.job_work import cause, found_config, skipped
+from server.gpu_watch import GpuWatch
+from server.job_work import cause, found_config, skipped, told, without
 from server.timing import StepTiming
-
-_CHECK_INTERVAL = 2.0  # seconds between two looks at the GPU
-_CHECKS, _CHECK_PAUSE = 3, 0.2  # failed looks by which it is lost, and seconds between them
-_CHECK_PATIENCE = 10.0  # seconds after which a GPU that does not answer counts as lost
-
-_log = logging.getLogger(__name__)
 
 
 class Upload(Protocol):
@@ -175,29 +168,12 @@ class _Work:
     async def result(self) -> EngineResult:
         """Once it is complete."""
         jpegs = {sample: await asyncio.wrap_future(future) for sample, future in self.thumbnails.items()}
-        frames = [
-            replace(
-                frame,
-                results={name: result for name, result in frame.results.items() if name not in self.failed_models},
-                thumbnail=jpegs.get(frame.sample, b""),
-            )
-            if jpegs or self.failed_models  # a model that failed on some pictures has no say on the others either
-            else frame
-            for frame in self.outcomes
-        ]
-        degradations = [
-            Degradation(DegradationReason.MODEL_LEFT_OUT, 1, f"{name}: {why}") for name, why in self.failed_models.items()
-        ]
+        frames = without(self.failed_models, self.outcomes)
+        if jpegs:
+            frames = [replace(frame, thumbnail=jpegs.get(frame.sample, b"")) for frame in frames]
+        degradations = told(self.job.config, failed_models=self.failed_models, not_tone_mapped=self.not_tone_mapped)
         if self.software:
             degradations.append(Degradation(DegradationReason.SOFTWARE_FALLBACK, len(self.software), self.software[0]))
-        if self.not_tone_mapped:
-            degradations.append(
-                Degradation(
-                    DegradationReason.NOT_TONE_MAPPED,
-                    self.not_tone_mapped,
-                    f"transfer {self.job.config.colour.transfer} was shown to the models as it is",
-                )
-            )
         decode, preprocess, infer = self.decode, self.preprocess, self.infer
         timings = [StepTiming("decode", decode.begin, decode.end, self.waited_for_decoders, self.created)]
         if infer.begin:
@@ -248,7 +224,7 @@ class GpuEngine:
         self._ended = ended
         self._preprocessor = Preprocessor()
         self._thumbnails = ThreadPoolExecutor(thumbnail_threads, thread_name_prefix="thumbnails")
-        self._watch = _GpuWatch(factory.check)
+        self._watch = GpuWatch(factory.check)
         ensemble.on_failure = self._watch.look_now
         factory.on_broken = lambda _: self._watch.look_now()
         self.jobs_in_flight = 0
@@ -397,69 +373,6 @@ class GpuEngine:
         if isinstance(error, (ModelFailed, WorkerLost)) and (lost := await self._watch.looked()) is not None:
             return GpuLost(f"{lost}; {error.message}")
         return error
-
-
-class _GpuWatch:
-    """Asks every few seconds, and when something failed, whether the GPU is still there."""
-
-    def __init__(self, check: Callable[[], str | None]) -> None:
-        self._check = check
-        self._wake = threading.Event()
-        self._closed = False
-        self._lost: str | None = None
-        self._began: float | None = None
-        self._looked = threading.Event()  # of the next look
-        self._thread = threading.Thread(target=self._work, name="gpu watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake.set()
-
-    @property
-    def lost(self) -> str | None:
-        """Why the GPU counts as lost; once it is, it stays so: the process has to start anew."""
-        began = self._began
-        if self._lost is None and began is not None and time.monotonic() - began > _CHECK_PATIENCE:
-            self._lost = f"the GPU did not answer within {_CHECK_PATIENCE:g} s"
-        return self._lost
-
-    def look_now(self) -> None:
-        """Something failed: looks at once."""
-        self._wake.set()
-
-    async def looked(self) -> str | None:
-        """What a look finds that begins now, or is under way; waits for it a second at most."""
-        looked = self._looked
-        self._wake.set()
-        if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(None, looked.wait, 1.0)
-        return self.lost
-
-    def _found(self) -> str | None:
-        """What is wrong at every one of a few looks: one alone may fall into a moment that something else spoilt."""
-        for number in range(_CHECKS):
-            if number:
-                time.sleep(_CHECK_PAUSE)
-            self._began = time.monotonic()
-            wrong = self._check()
-            self._began = None
-            if wrong is None:
-                return None
-        return wrong
-
-    def _work(self) -> None:
-        while not self._closed and self._lost is None:
-            wrong = self._found()
-            if wrong is not None and not self._closed:
-                self._lost = f"the GPU is lost: {wrong}"
-                _log.error("%s", self._lost)
-            looked, self._looked = self._looked, threading.Event()
-            looked.set()
-            self._wake.wait(_CHECK_INTERVAL)
-            self._wake.clear()
 
 
 _UPRIGHT: Any = Orientation()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from decoder_pool.decoder import Decoded
 from decoder_pool.picture import Picture
 from keyglance.errors import InternalError, KeyglanceError
 from keyglance.video import StreamConfig
-from server.degradation import DegradationReason
+from server.degradation import Degradation, DegradationReason
 from server.engine import FrameOutcome
 
 
@@ -28,6 +29,23 @@ def found_config(config: StreamConfig, picture: Picture) -> StreamConfig:
         chroma_format=picture.chroma_format,
         colour=picture.colour,
     )
+
+
+def told(config: StreamConfig, *, failed_models: Mapping[str, str], not_tone_mapped: int) -> list[Degradation]:
+    """What an engine has to say of models that failed (by name, why) and of pictures that were not tone-mapped."""
+    degradations = []
+    if not_tone_mapped:
+        shown = f"transfer {config.colour.transfer} was shown to the models as it is"
+        degradations.append(Degradation(DegradationReason.NOT_TONE_MAPPED, not_tone_mapped, shown))
+    degradations += [Degradation(DegradationReason.MODEL_LEFT_OUT, 1, f"{name}: {why}") for name, why in failed_models.items()]
+    return degradations
+
+
+def without(failed_models: Mapping[str, str], frames: Sequence[FrameOutcome]) -> Sequence[FrameOutcome]:
+    """The frames without these models' results: one that failed on some pictures has no say on the others either."""
+    if not failed_models:
+        return frames
+    return [replace(frame, results={n: r for n, r in frame.results.items() if n not in failed_models}) for frame in frames]
 
 
 def cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:

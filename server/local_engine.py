@@ -22,10 +22,9 @@ from models.ensemble import Ensemble
 from models.preprocess import Preprocessor, Rendered
 from models.spec import Geometry
 from models.thumbnail import thumbnail
-from server.degradation import Degradation, DegradationReason
 from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
-from server.job_work import cause, found_config, skipped
+from server.job_work import cause, found_config, skipped, told, without
 from server.timing import StepTiming
 
 
@@ -71,28 +70,11 @@ class _Work:
     infer: _Clock = field(default_factory=lambda: _Clock("infer"))
 
     def result(self) -> EngineResult:
-        degradations = []
-        if self.not_tone_mapped:
-            degradations.append(
-                Degradation(
-                    DegradationReason.NOT_TONE_MAPPED,
-                    self.not_tone_mapped,
-                    f"transfer {self.job.config.colour.transfer} was shown to the models as it is",
-                )
-            )
-        degradations += [
-            Degradation(DegradationReason.MODEL_LEFT_OUT, 1, f"{name}: {why}") for name, why in self.failed_models.items()
-        ]
-        if self.failed_models:  # a model that failed on some pictures has no say on the others either
-            self.outcomes = [
-                replace(frame, results={n: r for n, r in frame.results.items() if n not in self.failed_models})
-                for frame in self.outcomes
-            ]
         clocks = (self.decode, self.preprocess, self.infer)
         return EngineResult(
-            frames=tuple(self.outcomes),
+            frames=tuple(without(self.failed_models, self.outcomes)),
             timings=tuple(timing for clock in clocks if (timing := clock.timing())),
-            degradations=tuple(degradations),
+            degradations=tuple(told(self.job.config, failed_models=self.failed_models, not_tone_mapped=self.not_tone_mapped)),
             config=self.found,
             batches=tuple(self.batches.values()),
         )

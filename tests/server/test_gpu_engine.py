@@ -295,7 +295,7 @@ async def test_a_lost_gpu_is_told_and_ends_the_engine() -> None:
 async def test_a_gpu_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     async with bench() as b:
-        monkeypatch.setattr("server.gpu_engine._CHECK_PATIENCE", 0.05)
+        monkeypatch.setattr("server.gpu_watch._CHECK_PATIENCE", 0.05)
         monkeypatch.setattr(b.engine._watch, "_check", lambda: answer.wait(10) and None)
         b.engine._watch.look_now()
         for _ in range(100):
