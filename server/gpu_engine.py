@@ -41,7 +41,7 @@ class Upload(Protocol):
         ...
 
 
-class GpuLane(DecoderFactory, Protocol):
+class HardwareFactory(DecoderFactory, Protocol):
     """What the engine asks of the factory of hardware decoders."""
 
     #: Called with the reason when a decoder breaks, also where software takes over and no call fails.
@@ -198,7 +198,7 @@ class GpuEngine:
     def __init__(
         self,
         *,
-        factory: GpuLane,
+        factory: HardwareFactory,
         pool: DecoderPool,
         software: DecoderPool,
         ensemble: DeviceEnsemble,
