@@ -171,11 +171,14 @@ class HardwareRun:
     def _read(self, packet: Packet) -> bytes | Intake:
         intake = self._session.intake
         payload: bytes | Intake
-        if packet.size <= intake.capacity:
-            payload, got = intake, intake.load(self._source, packet.offset, packet.size)
-        else:
-            payload = self._source.read(packet.offset, packet.size)
-            got = len(payload)
+        try:
+            if packet.size <= intake.capacity:
+                payload, got = intake, intake.load(self._source, packet.offset, packet.size)
+            else:
+                payload = self._source.read(packet.offset, packet.size)
+                got = len(payload)
+        except OSError as error:  # a cancelled call closes its packets while the decoder still reads: no fault of the decoder's
+            raise Unfit(f"packet of sample {packet.sample} cannot be read: {error.strerror}") from None
         if got != packet.size:
             raise Unfit(f"packet of sample {packet.sample}: {got} of {packet.size} bytes are there")
         return payload

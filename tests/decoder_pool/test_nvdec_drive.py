@@ -514,3 +514,27 @@ async def test_it_has_to_be_configured(watch: StdoutWatch, clip: Clip) -> None:
     with pytest.raises(RuntimeError, match="not configured"):
         await decoder.drive(todo.take, todo.data, Receiver())
     await decoder.close()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["shared", "held"])
+async def test_packets_that_are_closed_meanwhile_break_no_decoder(watch: StdoutWatch, clip: Clip, held: bool) -> None:
+    """A cancelled call gives its packets back while a decoder may still be about to read one."""
+    bench = Bench(watch)
+    data, packets = clip.packed()
+    parts = [data.read(0, data.size)]
+    gone = SharedBytes.held(parts) if held else SharedBytes.of(parts)
+    units = deque(clip.alone(packets, sample) for sample in (0, GOP))
+    receiver = Receiver()
+    async with bench.decoder(clip.config) as decoder:
+        gone.close()
+        await decoder.drive(lambda: units.popleft() if units else None, gone, receiver)
+        assert decoder.settled
+        assert {sample: detail for sample, (*_, detail, _) in receiver.outcomes.items()} == {
+            sample: f"packet of sample {sample} cannot be read: Bad file descriptor" for sample in (0, GOP)
+        }
+        again = work(clip, [("group", 1)])
+        await decoder.drive(again.take, again.data, later := Receiver())
+        assert later.times == again.wanted
+        assert later.good(clip)
+    data.close()
+    assert bench.all_free
