@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import fcntl
 import itertools
 import mmap
@@ -17,6 +18,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
+
+#: Bytes that are copied under the interpreter's lock: giving it away and getting it back from other decoders' threads takes
+#: longer than copying as many.
+_COPIED_HERE = 1 << 18
+#: One by one pages come with a fault each; where nothing else is known, they do.
+_AT_ONCE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class SharedBytes:
@@ -78,13 +85,17 @@ class SharedBytes:
                 self._fd, shared._fd, shared._closed = shared._fd, -1, True
             return self._fd
 
-    def view(self) -> memoryview:
-        """All bytes, mapped; valid until `close`."""
+    def view(self, *, at_once: bool = False) -> memoryview:
+        """All bytes, mapped, page by page as they are used or all `at_once`; valid until `close`."""
         if self.size == 0:
             return memoryview(b"")
-        if self._map is None:
-            self._map = mmap.mmap(self.fd, self.size)
-        return memoryview(self._map)
+        fd = self.fd
+        with self._lock:
+            if self._map is None:
+                if fd < 0:
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                self._map = mmap.mmap(fd, self.size, flags=_AT_ONCE if at_once else mmap.MAP_SHARED)
+            return memoryview(self._map)
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`, fewer at the end. For any thread."""
@@ -102,9 +113,13 @@ class SharedBytes:
 
     def read_into(self, target: memoryview, offset: int) -> int:
         """As `read`, as many bytes as `target` has, into it; how many there were. For any thread."""
-        if self._held is None:
+        data: bytes | memoryview
+        if self._held is not None:
+            data = self.read(offset, len(target))
+        elif len(target) <= _COPIED_HERE:
+            data = self.view(at_once=True)[offset : offset + len(target)]
+        else:
             return os.preadv(self._fd, (target,), offset)
-        data = self.read(offset, len(target))
         target[: len(data)] = data
         return len(data)
 
@@ -112,14 +127,14 @@ class SharedBytes:
         """Gives the memory back as soon as no view of it is left. May be called twice."""
         with self._lock:
             fd, self._fd, self._closed = self._fd, -1, True
+            mapped, self._map = self._map, None
         self._held = None
         if fd < 0:
             return
         os.close(fd)
-        if self._map is not None:
+        if mapped is not None:
             with contextlib.suppress(BufferError):  # a view is still out: the map goes with it
-                self._map.close()
-            self._map = None
+                mapped.close()
 
     def __enter__(self) -> Self:
         return self

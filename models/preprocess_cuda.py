@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from decoder_pool.cuda_calls import CudaCalls, cuda_calls
 from decoder_pool.picture import Picture
 from models import colour as colours
 from models import tonemap
@@ -129,8 +130,9 @@ class CudaPreprocessor:
         self._cache_size = cache_size
         self._plans: OrderedDict[_Key, _Plan] = OrderedDict()
         self._cupy = importlib.import_module("cupy")
+        self._calls = cuda_calls(self._cupy)
         self._kernels = {canvas: self._kernel(canvas) for canvas in inputs.geometry.canvases}
-        self._uploads = [_Upload(self._cupy, largest_batch) for _ in range(in_flight)]
+        self._uploads = [_Upload(self._cupy, self._calls, largest_batch) for _ in range(in_flight)]
         self.launches = 0
         #: The event behind the last batch's last use of its pictures; used again `in_flight` batches later.
         self.sent: Any = None
@@ -168,7 +170,7 @@ class CudaPreprocessor:
         with stream:
             planes_at, shapes_at = upload.send([each.planes for each in located], [plan.shape for plan in plans], stream)
             self._kernels[canvas]((_tiles(canvas), len(pictures)), (_TILE[0] * _TILE[1],), (shapes_at, planes_at, address))
-            upload.sent.record(stream)
+            self._calls.record(upload.sent, stream)
         self.launches += 1
         self.sent = upload.sent
         return tuple([plan.prepared for plan in plans])
@@ -206,7 +208,8 @@ class CudaPreprocessor:
 class _Upload:
     """Room for the descriptions of one batch, in pinned memory and on the GPU."""
 
-    def __init__(self, cupy: Any, largest_batch: int) -> None:
+    def __init__(self, cupy: Any, calls: CudaCalls, largest_batch: int) -> None:
+        self._calls = calls
         size = largest_batch * (_PLANES.size + _SHAPE.itemsize)
         self._pinned = cupy.cuda.alloc_pinned_memory(size)
         self._host = memoryview(self._pinned).cast("B")
@@ -218,11 +221,11 @@ class _Upload:
     def send(self, planes: Sequence[bytes], shapes: Sequence[bytes], stream: Any) -> tuple[np.uint64, np.uint64]:
         """Enqueues the copy; gives the addresses of planes and shapes on the GPU. Waits until the memory's last use is over."""
         if self._used:
-            self.sent.synchronize()
+            self._calls.finish(self.sent)
         self._used = True
         content = b"".join([*planes, *shapes])
         self._host[: len(content)] = content
-        self._device.data.copy_from_host_async(self._address, len(content), stream)
+        self._calls.copy(self._device.data.ptr, self._address, len(content), stream)
         return np.uint64(self._device.data.ptr), np.uint64(self._device.data.ptr + len(planes) * _PLANES.size)
 
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from decoder_pool.cuda_calls import CudaCalls, cuda_calls
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec.arena import Slot
 from decoder_pool.nvdec.intake import Intake, Ready
@@ -34,7 +35,6 @@ CODECS = {
 #: Names of the surfaces (`Pixel_Format`) that `Surface` describes, by chroma format and bytes of a sample.
 _FORMATS = {("420", 1): "NV12", ("420", 2): "P016", ("444", 1): "YUV444", ("444", 2): "YUV444_16Bit"}
 _END_OF_STREAM, _END_OF_PICTURE = 1, 8  # CUVID_PKT_ENDOFSTREAM, CUVID_PKT_ENDOFPICTURE
-_DEVICE_TO_DEVICE, _HOST_TO_DEVICE = 3, 1  # cudaMemcpyKind
 #: What the library prints for a picture whose decoding status is an error, concealed or not (`cuvidGetDecodeStatus`).
 _DAMAGE = "Decode Error occurred"
 
@@ -120,8 +120,7 @@ class HardwareSession:
         self._stream: Any = None
         self._decoder: Any = None
         self._packet: Any = None
-        self._memcpy: Any = None
-        self._stream_pointer = 0
+        self._calls: CudaCalls
         self._clips = warm_clips(key.codec, key.bit_depth, key.chroma_format)
         self._sequence: Sequence | None = None
         self._looked_at = False  # the first frame behind an announcement
@@ -139,14 +138,13 @@ class HardwareSession:
         cupy, codec = self._gpu.cupy, self._gpu.codec
         cupy.cuda.Device(self._gpu.device).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._stream_pointer = self._stream.ptr
-        self._memcpy = cupy.cuda.runtime.memcpyAsync
+        self._calls = cuda_calls(cupy)
         self._packet = codec.PacketData()  # one for all: the library reads it within the call
         self._decoder = codec.CreateDecoder(
             gpuid=self._gpu.device,
             codec=getattr(codec.cudaVideoCodec, CODECS[self._key.codec]),
             cudacontext=self._gpu.context,
-            cudastream=self._stream_pointer,
+            cudastream=self._stream.ptr,
             usedevicememory=True,
             maxwidth=self._bounds.width,
             maxheight=self._bounds.height,
@@ -214,13 +212,13 @@ class HardwareSession:
         if shape != surface.shapes[0] or not self._looked_at:
             self._look_at(shape, str(frame.format).rpartition(".")[2], surface)
         for event in slot.take_events():
-            self._stream.wait_event(event)
+            self._calls.wait(self._stream, event)
         target, starts = slot.memory.data.ptr, [view.dataptr for view in views]
         if tuple([start - starts[0] for start in starts]) == surface.offsets:  # one piece, as it is in fact
-            self._memcpy(target, starts[0], surface.size, _DEVICE_TO_DEVICE, self._stream_pointer)
+            self._calls.copy(target, starts[0], surface.size, self._stream)
         else:
             for start, offset, size in zip(starts, surface.offsets, surface.sizes, strict=True):
-                self._memcpy(target + offset, start, size, _DEVICE_TO_DEVICE, self._stream_pointer)
+                self._calls.copy(target + offset, start, size, self._stream)
         self._stream.synchronize()
 
     def _look_at(self, shape: tuple[int, ...], name: str, surface: Surface) -> None:

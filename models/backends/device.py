@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder_pool.cuda_calls import CudaCalls, cuda_calls
 from models.backend import Backend, Outputs, warm_up
 from models.manifest import Manifest
 from models.spec import Layout
@@ -108,6 +109,7 @@ class CudaBackend:
         self._results = results
         self._cupy: Any = None
         self._stream: Any = None
+        self._calls: CudaCalls
         self._name = ""
         self._inputs: dict[tuple[int, int], Any] = {}
         self._networks: dict[tuple[tuple[int, int], int], Network] = {}
@@ -153,6 +155,7 @@ class CudaBackend:
         name = self._cupy.cuda.runtime.getDeviceProperties(self.device_id)["name"]
         self._name = name.decode() if isinstance(name, bytes) else str(name)
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._calls = cuda_calls(self._cupy)
         for canvas in self.manifest.inputs.geometry.canvases:
             self._inputs[canvas] = self._cupy.zeros((self.buckets[-1], *self._frame(canvas)), self.dtype)
         self._cupy.cuda.Device(self.device_id).synchronize()  # the zeros are there before another stream reads them
@@ -174,7 +177,7 @@ class CudaBackend:
             sum(array.dtype.itemsize * int(np.prod(array.shape)) + _ALIGNMENT for array in network.outputs.values())
             for network in self._networks.values()
         )
-        self._pinned = _Results(self._cupy, size, self._results)
+        self._pinned = _Results(self._cupy, self._calls, size, self._results)
         warm_up(self, self.manifest, batch_sizes)
 
     def input(self, canvas: tuple[int, int], size: int) -> Any:
@@ -195,7 +198,7 @@ class CudaBackend:
         try:
             network.enqueue()
             values = self._copied(network, room, size)
-            room.done.record(self.stream)
+            self._calls.record(room.done, self.stream)
         except BaseException:
             self._pinned.give_back(room)
             raise
@@ -215,8 +218,7 @@ class CudaBackend:
         return values
 
     def _copy(self, host: NDArray[Any], array: DeviceArray) -> None:
-        runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(host.ctypes.data, array.address, host.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+        self._calls.copy(host.ctypes.data, array.address, host.nbytes, self.stream)
 
     def run(self, batch: NDArray[Any]) -> Outputs:
         """Infers a batch [N, …] from host memory: for tensors that were not made on the GPU. Large ones run in pieces."""
@@ -274,7 +276,8 @@ class _Room:
 class _Results:
     """Pinned memory for the results of a few batches."""
 
-    def __init__(self, cupy: Any, size: int, count: int) -> None:
+    def __init__(self, cupy: Any, calls: CudaCalls, size: int, count: int) -> None:
+        self.finish = calls.finish
         self._lock = threading.Lock()
         self._count = count
         self._free = [_Room(cupy.cuda.alloc_pinned_memory(size), cupy.cuda.Event(disable_timing=True)) for _ in range(count)]
@@ -307,12 +310,12 @@ class Launched:
         """Waits for the results: arrays [n, …] in pinned memory, which are another batch's after `release`."""
         if self._room is None:
             raise RuntimeError("the results were released")
-        self._room.done.synchronize()
+        self._results.finish(self._room.done)
         return self._values
 
     def release(self) -> None:
         """Gives the pinned memory back, once the copy into it is over. May be called twice."""
         room, self._room = self._room, None
         if room is not None:
-            room.done.synchronize()
+            self._results.finish(room.done)
             self._results.give_back(room)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -49,3 +51,32 @@ def test_closed_bytes_are_not_read(make) -> None:
     with pytest.raises(OSError, match=r"[Bb]ad file"):
         os.fstat(fd)
     assert "closed" in repr(shared)
+
+
+def test_reading_and_closing_at_once_gives_the_bytes_or_an_error_and_never_anything_else() -> None:
+    """A cancelled call closes its packets while decoders' threads read them."""
+    content = bytes(range(256)) * 16
+    for _ in range(200):
+        shared = SharedBytes.of([content])
+        found: list[object] = []
+
+        def read(shared: SharedBytes = shared, found: list[object] = found) -> None:
+            target = bytearray(len(content))
+            try:
+                for _ in range(50):
+                    assert shared.read_into(memoryview(target), 0) == len(content)
+                    assert target == content
+            except OSError as error:
+                found.append(error.errno)
+            except BaseException as error:
+                found.append(error)
+                raise
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        shared.close()
+        for thread in threads:
+            thread.join()
+        assert set(found) <= {errno.EBADF}
+        assert shared.fd == -1

@@ -131,7 +131,9 @@ def test_pictures_that_are_described_alike_have_one_key() -> None:
 def test_every_pixel_is_near_the_reference(compiled: Kernel, picture: Picture, name: str) -> None:
     inputs = SPECS[name]
     error = worst(rendered(compiled, [picture], inputs)[0], picture, inputs)
-    assert error < (0.55 if name == "uint8" else 0.05)  # rounding to whole numbers; design rule 8 allows 1.0
+    # Design rule 8 allows 1.0. Whole numbers are rounded; PQ's curve is so steep at its end that float32's own rounding shows.
+    hdr = colours.is_hdr(picture.colour) and colours.matrix_known(picture)
+    assert error < (0.55 if name == "uint8" else 0.05) + (0.2 if hdr else 0.0)
 
 
 def test_a_batch_may_mix_everything(compiled: Kernel) -> None:
