@@ -25,6 +25,7 @@ from server.config import Config, ServerSection
 from server.engine import Engine
 from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
+from server.lasting_objects import spare_the_collector
 from server.overload import Overload
 from server.readings import EngineSource, calls_readings
 from server.receive_budget import ReceiveBudget
@@ -291,6 +292,7 @@ async def serve_until(
             if (error := starting.exception()) is not None:
                 stopping.cancel()
                 raise error
+            spare_the_collector()
             await stopping
             return await server.drain()
         finally:

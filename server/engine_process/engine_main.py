@@ -10,6 +10,7 @@ from server.config import Config
 from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_host import EngineHost
+from server.lasting_objects import spare_the_collector
 from server.lifecycle import end_telemetry
 from server.profile import profile_of
 from server.readings import EngineSource
@@ -42,6 +43,7 @@ async def run_engine(child: Child, settings: Settings, make_engine: MakeEngine) 
     child.listen(lambda number, sock: host.attach(sock, f"front-{number}"))
     try:
         if await first_of(engine.start(), child.ending.wait()) == 0:
+            spare_the_collector()
             host.open()
             child.ready()
             _log.info("ready: %r", engine)
