@@ -12,6 +12,11 @@ from keyglance.video import Colour, Orientation
 class PlaneLease(Protocol):
     """What keeps planes in leased memory valid: one more holder by `retain`, one less by `release`."""
 
+    @property
+    def ready(self) -> Any:
+        """The CUDA event behind which the planes are complete; None where they are."""
+        ...
+
     def retain(self) -> None:
         """One more holder."""
         ...

@@ -127,6 +127,9 @@ async def _driven(leases: Sequence[Lease], units: Sequence[DecodeUnit], data: Sh
             await cast(DrivenDecoder, lease.decoder).drive(take, data, kept.append)
 
     await asyncio.gather(*(work(lease) for lease in leases))
+    for decoded in kept:
+        if decoded.picture is not None and decoded.picture.lease is not None and decoded.picture.lease.ready is not None:
+            decoded.picture.lease.ready.synchronize()
     return kept
 
 

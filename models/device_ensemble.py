@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -372,10 +373,17 @@ class DeviceEnsemble:
         )
         pictures = [frame.located for frame in frames]
         runs, events = [], []
+        ready, lost = None, None
+        try:
+            ready = self._ready(pictures)
+        except Exception as error:  # a lost GPU
+            lost = error
         for name in sorted(frames[0].group.models, key=lambda name: -self._seconds[name]):  # the GPU has work for longest
             run = _Run(self._lanes[name])
             try:
-                enqueued = run.lane.enqueue(pictures)
+                if lost is not None:
+                    raise lost
+                enqueued = run.lane.enqueue(pictures, ready)
                 run.prepared, run.results = enqueued.prepared, enqueued.results
                 events.append(enqueued.pictures_used)
             except Exception as error:
@@ -391,6 +399,11 @@ class DeviceEnsemble:
         ended = time.monotonic()
         self._enqueuing += _SHARE * (ended - began - self._enqueuing)
         return _Batch(frames, began, ended, runs, span)
+
+    def _ready(self, pictures: Sequence[Located]) -> Any:
+        """One event behind which all pictures are complete, None where they are."""
+        leases = (located.picture.lease for located in pictures)
+        return self._fence.before([lease.ready for lease in leases if lease is not None]) if self._fence is not None else None
 
     # Results, on the reader's thread
 

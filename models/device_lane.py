@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from decoder_pool.cuda_calls import CudaCalls, cuda_calls
 from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from models.backend import Outputs
 from models.backends.device import CudaBackend
@@ -60,8 +61,8 @@ class Lane(Protocol):
         """Loads, prepares and warms everything; nothing is created or allocated later."""
         ...
 
-    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
-        """Enqueues preprocessing and network of 1 to `buckets[-1]` pictures of one canvas."""
+    def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
+        """Enqueues preprocessing and network of 1 to `buckets[-1]` pictures of one canvas, complete behind the event `ready`."""
         ...
 
     def rehearse(self, size: int) -> OnTheWay:
@@ -76,8 +77,12 @@ class Lane(Protocol):
 class Fence(Protocol):
     """Joins events of several streams."""
 
+    def before(self, events: Sequence[Any]) -> Any:
+        """One event behind all of them, which a batch waits for; None for none."""
+        ...
+
     def after(self, events: Sequence[Any]) -> Any:
-        """One event behind all of them; None for none."""
+        """One event behind all of them, which come from a batch; None for none."""
         ...
 
 
@@ -98,6 +103,7 @@ class DeviceLane:
         self._model = model
         self._backend = model.backend
         self._preprocessor: CudaPreprocessor | None = None
+        self._calls: CudaCalls | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -117,15 +123,18 @@ class DeviceLane:
     def open(self) -> None:
         """As `Lane.open`: loads, captures every graph, compiles the preprocessing."""
         self._backend.load()
+        self._calls = cuda_calls(importlib.import_module("cupy"))
         self._backend.warm([1, self.buckets[-1]])
         self._preprocessor = CudaPreprocessor(
             self.manifest.inputs, largest_batch=self.buckets[-1], dtype=self._backend.dtype.name
         )
 
-    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
+    def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
         """As `Lane.enqueue`."""
-        if self._preprocessor is None:
+        if self._preprocessor is None or self._calls is None:
             raise RuntimeError(f"model {self.manifest.name!r} is not open")
+        if ready is not None:
+            self._calls.wait(self._backend.stream, ready)
         canvas = self._preprocessor.canvas(pictures[0])
         size = len(pictures)
         with self._ranges(f"render {self.manifest.name}"):
@@ -147,22 +156,36 @@ class DeviceLane:
 
 
 class CudaFence:
-    """`Fence` on a CUDA stream of its own. Made and used on one thread; an event it gave is used again after `events` more."""
+    """`Fence` on CUDA streams of its own. Made and used on one thread; an event it gave is used again after `events` more."""
 
     def __init__(self, events: int = 16) -> None:
         cupy = importlib.import_module("cupy")
+        # One each: what comes before a batch does not wait for what comes after the last one.
+        self._before, self._after = _Joint(cupy, events), _Joint(cupy, events)
+
+    def before(self, events: Sequence[Any]) -> Any:
+        """As `Fence.before`. As `after`."""
+        return self._before.behind(events)
+
+    def after(self, events: Sequence[Any]) -> Any:
+        """As `Fence.after`. Whoever waits for it late may wait for a later use of it too, never for less."""
+        return self._after.behind(events)
+
+
+class _Joint:
+    def __init__(self, cupy: Any, events: int) -> None:
+        self._calls = cuda_calls(cupy)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(events)]
         self._next = 0
 
-    def after(self, events: Sequence[Any]) -> Any:
-        """As `Fence.after`. Whoever waits for it late may wait for a later use of it too, never for less."""
+    def behind(self, events: Sequence[Any]) -> Any:
         behind = [event for event in events if event is not None]
         if not behind:
             return None
         for event in behind:
-            self._stream.wait_event(event)
+            self._calls.wait(self._stream, event)
         joined = self._events[self._next % len(self._events)]
         self._next += 1
-        joined.record(self._stream)
+        self._calls.record(joined, self._stream)
         return joined

@@ -362,6 +362,8 @@ class GpuEngine:
 
     def _make_thumbnail(self, picture: Picture, size: int) -> bytes:
         try:
+            if picture.lease is not None and picture.lease.ready is not None:
+                picture.lease.ready.synchronize()
             planes = tuple(plane.get() for plane in picture.planes)
             return thumbnail(replace(picture, planes=planes, lease=None), size, preprocessor=self._preprocessor)
         finally:

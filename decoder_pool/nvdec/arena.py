@@ -33,6 +33,10 @@ class Slot:
         self.memory = memory
         #: Bytes.
         self.size = size_class
+        #: The CUDA event behind which what was copied into it is complete; None where it is. Set by whoever copied it.
+        self.ready: Any = None
+        #: For that, one for ever.
+        self.event: Any = None
         #: By layout: the memory never moves, so that views of it hold for ever. Belongs to whoever has leased it.
         self.pictures: dict[object, Picture] = {}
 
@@ -65,11 +69,13 @@ class Slot:
 
     def take_events(self) -> list[Any]:
         """The events that the next use of the memory has to wait for; they are told once."""
-        if not self._events:  # nobody else holds the slot while these are asked for
-            return []
+        ready, self.ready = self.ready, None  # nobody else holds the slot while these are asked for
+        before = [] if ready is None else [ready]  # of a picture that nobody may have looked at
+        if not self._events:
+            return before
         with self._arena.lock:
             events, self._events = self._events, []
-        return events
+        return before + events
 
     def __repr__(self) -> str:
         return f"Slot({self.number} of {self.size_class} bytes, {self._references} holders)"

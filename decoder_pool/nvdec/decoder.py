@@ -285,8 +285,9 @@ class NvdecDecoder:
         """Decodes the units that `take` gives, until it gives None, and hands every wanted sample of each to `deliver`, once.
 
         The fast way for many pictures: both are called on the decoder's thread, for what comes from software on the event
-        loop's; they may neither block nor raise. Whoever gets a picture holds `Picture.lease` and releases it. Where no slot
-        of the arena is free, it waits for one. Leftovers of a unit go to software while hardware goes on with the next one.
+        loop's; they may neither block nor raise. Whoever gets a picture holds `Picture.lease` and releases it; it is complete
+        behind the event `Picture.lease.ready`. Where no slot of the arena is free, it waits for one. Leftovers of a unit go to
+        software while hardware goes on with the next one.
 
         Where there is software, it takes over from a decoder that breaks, for the unit in hand and for all that `take` still
         gives; without it `DecoderBroken` is raised and the unit in hand stays incomplete. After this has ended, by
@@ -308,7 +309,7 @@ class NvdecDecoder:
                     drive = HardwareDrive(
                         take,
                         deliver,
-                        run=functools.partial(self._run, config, packets),
+                        run=functools.partial(self._run, config, packets, wait=False),
                         likely=self._likely,
                         arena=self._arena,
                         ranges=self._ranges,
@@ -355,9 +356,9 @@ class NvdecDecoder:
         shown = f"{config.width}x{config.height}" if config else "not configured"
         return f"NvdecDecoder({self._name}, {self._key.codec} up to {self._bounds.width}x{self._bounds.height}, {shown})"
 
-    def _run(self, config: StreamConfig, packets: SharedBytes, unit: DecodeUnit) -> HardwareRun:
+    def _run(self, config: StreamConfig, packets: SharedBytes, unit: DecodeUnit, *, wait: bool = True) -> HardwareRun:
         opened = functools.partial(self._opened, config)
-        return HardwareRun(self._session, opened, unit, packets, largest=self._arena.largest)
+        return HardwareRun(self._session, opened, unit, packets, largest=self._arena.largest, wait=wait)
 
     def _opened(self, config: StreamConfig) -> HardwareStream:
         """The stream's headers, kept from unit to unit: parameter sets in samples hold for later ones."""

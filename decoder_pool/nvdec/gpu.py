@@ -124,6 +124,7 @@ class HardwareSession:
         self._clips = warm_clips(key.codec, key.bit_depth, key.chroma_format)
         self._sequence: Sequence | None = None
         self._looked_at = False  # the first frame behind an announcement
+        self._on_the_way = False  # some copy
         #: What packets are made ready in.
         self.intake = Intake()
         self.announced: Surface | None = None
@@ -183,6 +184,7 @@ class HardwareSession:
             raise RuntimeError(f"the warm-up clip of {self._key.codec} gave {len(frames)} pictures instead of one")
 
     def _announce(self, surface: Surface) -> None:
+        self._arrive()
         if self.announced is not None:  # the first sequence header makes the session, of whatever size
             self._decoder.setReconfigParams(surface.width, surface.height)
         self.announced = surface
@@ -201,11 +203,10 @@ class HardwareSession:
             self._watch.ignore()
         return Answer(frames, bool(said) and _DAMAGE in "".join(said))
 
-    def copy(self, frame: Any, surface: Surface, slot: Slot) -> None:
-        """Copies a frame into the slot and waits until it is there.
+    def copy(self, frame: Any, surface: Surface, slot: Slot, *, wait: bool = True) -> None:
+        """Copies a frame into the slot and waits until it is there, or leaves that to others: then `Slot.ready` says when.
 
-        The library copies its next picture into the same memory, behind this copy on the same stream, but frees it, too,
-        when it is reconfigured; and whoever takes the slot may use it on any stream.
+        The library copies its next picture into the same memory, behind this copy on the same stream.
         """
         views = frame.cuda()
         shape = tuple(views[0].shape[:2])
@@ -219,7 +220,20 @@ class HardwareSession:
         else:
             for start, offset, size in zip(starts, surface.offsets, surface.sizes, strict=True):
                 self._calls.copy(target + offset, start, size, self._stream)
-        self._stream.synchronize()
+        if wait:
+            self._stream.synchronize()
+            return
+        if slot.event is None:
+            slot.event = self._gpu.cupy.cuda.Event(disable_timing=True)
+        self._calls.record(slot.event, self._stream)
+        slot.ready = slot.event
+        self._on_the_way = True
+
+    def _arrive(self) -> None:
+        """Waits for all copies: the library is about to free what they read."""
+        if self._on_the_way:
+            self._stream.synchronize()
+            self._on_the_way = False
 
     def _look_at(self, shape: tuple[int, ...], name: str, surface: Surface) -> None:
         if shape != surface.shapes[0] or name != _FORMATS[surface.chroma_format, surface.itemsize]:
@@ -228,6 +242,8 @@ class HardwareSession:
 
     def close(self) -> None:
         """Ends it; never raises."""
+        with contextlib.suppress(Exception):
+            self._arrive()
         with contextlib.suppress(Exception):
             self._decoder = None
             self._stream = None

@@ -49,7 +49,8 @@ class Leftovers:
 
 
 class HardwareRun:
-    """`stream` opens the stream's headers, on the decoder's thread; `largest` is the most bytes that a picture may have.
+    """`stream` opens the stream's headers, on the decoder's thread; `largest` is the most bytes that a picture may have;
+    with `wait` pictures are complete when they are found, else behind the event `Slot.ready`.
 
     `advance` until it says None; then `reasons` has a sentence for each wanted sample without a picture, as far as there
     is one, and `damaged` those whose picture showed damage, its own or that of a picture which it may be predicted from.
@@ -63,8 +64,10 @@ class HardwareRun:
         packets: SharedBytes,
         *,
         largest: int,
+        wait: bool = True,
     ) -> None:
         self._session = session
+        self._wait = wait
         self._largest = largest
         self._open = stream
         self._stream: HardwareStream | None = None
@@ -164,7 +167,7 @@ class HardwareRun:
         elif len(pictures) > 1 and self._session.codec not in _SUPERFRAMES:
             self.reasons[packet.sample] = f"{len(pictures)} pictures came out of its packet"
         else:
-            self._session.copy(pictures[-1], feed.surface, slot)
+            self._session.copy(pictures[-1], feed.surface, slot, wait=self._wait)
             return True
         return False
 

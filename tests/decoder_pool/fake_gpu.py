@@ -51,6 +51,20 @@ class FakeStream:
         self.waited.append(event)
 
 
+class FakeEvent:
+    """Has happened once it was waited for on the host, or a stream that waited for it went on."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        assert disable_timing
+        self.recorded = 0
+
+    def record(self, stream: Any) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        assert self.recorded
+
+
 class _Device:
     def __init__(self, number: int) -> None:
         self.number = number
@@ -184,7 +198,7 @@ def fake_gpu() -> Gpu:
 
     runtime = SimpleNamespace(memcpyAsync=copy, memGetInfo=lambda: (1, 1))
     cupy = SimpleNamespace(
-        cuda=SimpleNamespace(Device=_Device, Stream=FakeStream, runtime=runtime),
+        cuda=SimpleNamespace(Device=_Device, Stream=FakeStream, Event=FakeEvent, runtime=runtime),
         empty=lambda size, kind: np.zeros(size, kind).view(FakeArray),
     )
     return Gpu(0, FakeLibrary(), cupy, 1)

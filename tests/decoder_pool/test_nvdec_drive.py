@@ -29,7 +29,7 @@ from keyglance.bitstream.config_records import avcc
 from keyglance.errors import WorkerLost
 from keyglance.video import StreamConfig
 from tests.decoder_pool.encoded import Clip, encode
-from tests.decoder_pool.fake_gpu import DAMAGE, fake_gpu
+from tests.decoder_pool.fake_gpu import DAMAGE, FakeEvent, fake_gpu
 
 CLASSES = (640,)
 SLOT = 96 * 64 * 3 // 2
@@ -250,6 +250,36 @@ async def one_by_one(decoder: NvdecDecoder, work: Work) -> dict[int, Outcome]:
             async for decoded in pictures:
                 outcomes[decoded.sample] = outcome(decoded)
     return outcomes
+
+
+async def test_pictures_in_one_go_are_complete_behind_an_event_which_the_next_user_of_the_slot_waits_for(
+    watch: StdoutWatch, clip: Clip
+) -> None:
+    bench = Bench(watch, None)
+    todo = work(clip, [("keyframe", number) for number in range(4)])
+    events: list[object] = []
+
+    def look(decoded: Decoded) -> None:
+        assert decoded.picture is not None
+        assert decoded.picture.lease is not None
+        events.append(decoded.picture.lease.ready)
+        assert isinstance(events[-1], FakeEvent)
+        assert events[-1].recorded == len(events)  # one slot is enough, and keeps its event
+        decoded.picture.lease.release()  # nobody has looked at it
+
+    async with bench.decoder(clip.config) as decoder:
+        waited = decoder._session._stream.waited
+        del waited[:]
+        await decoder.drive(todo.take, todo.data, look)
+        first, *_ = todo.units
+        async with aclosing(decoder.decode(first, todo.data)) as pictures:
+            async for decoded in pictures:
+                assert decoded.picture is not None
+                assert decoded.picture.lease is not None
+                assert decoded.picture.lease.ready is None  # complete
+        assert waited == events
+        assert len(events) == len(todo.units)
+        assert bench.all_free
 
 
 @given(kinds=mixtures, software=st.sampled_from(["none", "all", "some"]))

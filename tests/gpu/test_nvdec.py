@@ -169,9 +169,10 @@ class Driven:
         if one.picture is None:
             self.told.append(one.detail)
             return
+        assert one.picture.lease is not None
+        one.picture.lease.ready.synchronize()
         if same([plane.get() for plane in one.picture.planes], expected(self.clip, one.sample)):
             self.good.append(one.sample)
-        assert one.picture.lease is not None
         one.picture.lease.release()
 
 

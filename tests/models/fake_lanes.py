@@ -38,7 +38,8 @@ def on_gpu(plane: Any) -> Any:
 class CountedLease:
     """Counts its holders; fails where it is released too often."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Any = None) -> None:
+        self.ready = ready
         self.holders = 1
         self.events: list[Any] = []
         self._lock = threading.Lock()
@@ -111,6 +112,7 @@ class FakeLane:
         self.gate: threading.Event | None = None
         self.fails = self.results_fail = self.nan = self.open_fails = False
         self.batches: list[list[Located]] = []
+        self.ready: list[Any] = []  # what each batch waited for
         self.threads: set[int] = set()
         self.held = 0
         self.opened = self.closed = 0
@@ -121,7 +123,8 @@ class FakeLane:
             raise RuntimeError("out of memory")
         self.opened += 1
 
-    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
+    def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
+        self.ready.append(ready)
         self.threads.add(threading.get_ident())
         if self.fails:
             raise RuntimeError("cudaErrorIllegalAddress")
@@ -146,5 +149,8 @@ class FakeLane:
 
 
 class FakeFence:
+    def before(self, events: Sequence[Any]) -> Any:
+        return tuple(event for event in events if event is not None) or None
+
     def after(self, events: Sequence[Any]) -> Any:
         return tuple(events)

@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,6 +213,35 @@ async def test_frames_of_several_calls_share_a_batch_and_those_of_other_canvases
         answers = await b.answered(7)
         assert b.sizes == [1, 2, 2, 2]
         assert sorted(len(answer.results) for answer in answers) == [1, 1, 2, 2, 2, 2, 2]
+
+
+async def test_every_model_waits_for_all_pictures_that_are_on_their_way_into_their_slots() -> None:
+    async with bench() as b:
+        group = b.group(4)
+        for level, ready in ((10, "copy 1"), (20, None), (30, "copy 3"), (40, None)):
+            b.submit(group, level, lease=CountedLease(ready))
+        await b.answered(4)
+        alone = b.group(1)
+        b.submit(alone, 50)
+        await b.answered(5)
+    for lane in b.lanes.values():
+        assert lane.ready == [("copy 1", "copy 3"), None]
+
+
+async def test_a_wait_that_cannot_be_enqueued_fails_its_batch_and_the_next_one_runs() -> None:
+    def lost(events: Sequence[Any]) -> Any:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    async with bench() as b:
+        assert b.ensemble._fence is not None
+        before, b.ensemble._fence.before = b.ensemble._fence.before, lost  # type: ignore[method-assign]
+        group = b.group(1)
+        b.submit(group, 10, lease=CountedLease("copy"))
+        (answer,) = await b.answered(1)
+        assert isinstance(answer.error, ModelFailed)
+        b.ensemble._fence.before = before  # type: ignore[method-assign]
+        b.submit(b.group(1), 20)
+        assert (await b.answered(2))[1].error is None
 
 
 async def test_slots_go_back_behind_the_preprocessing_not_behind_the_results() -> None:
