@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from models.heads.batch import BatchHead, Output, settings
 from models.heads.boxes import Candidates
-from models.heads.masks import places
+from models.heads.masks import Inside, alike, places
 from models.manifest import Manifest
 from models.result import FrameResult, LabelNames, LabelScores, Region
 from models.spec import Placement
@@ -44,8 +44,8 @@ class CenterFaceHead(BatchHead):
             raise ValueError(f"maps of shapes {shapes} do not belong together")
         insides = [_inside(placement, shape) for placement in placements]
         scores = np.zeros((len(placements), 1), np.float32)
-        for row, inside in enumerate(insides):
-            scores[row, 0] = heat[row, 0, *inside].max(initial=0.0)
+        for here, _, inside in alike(range(len(placements)), insides):
+            scores[here, 0] = inside.of(heat[here, 0]).max(axis=(1, 2), initial=0.0)
         faces: list[tuple[Region, ...]] = [()] * len(placements)
         if (some := np.flatnonzero(scores[:, 0] >= self._threshold)).size:
             found = self._candidates(heat[:, 0], scale, offset, some, insides)
@@ -59,13 +59,13 @@ class CenterFaceHead(BatchHead):
         scale: NDArray[np.float32],
         offset: NDArray[np.float32],
         pictures: NDArray[np.intp],
-        insides: Sequence[tuple[slice, slice]],
+        insides: Sequence[Inside],
     ) -> Candidates:
         """The cells above the threshold inside `pictures`, of maps of [n, h, w], [n, 2, h, w] and [n, 2, h, w]."""
         mask = np.zeros((pictures.size, *heat.shape[1:]), np.bool_)
-        for cells, picture in zip(mask, pictures.tolist(), strict=True):
-            inside = insides[picture]
-            np.greater_equal(heat[picture][inside], self._threshold, out=cells[inside])
+        numbers = pictures.tolist()
+        for here, there, inside in alike(numbers, [insides[number] for number in numbers]):
+            np.greater_equal(inside.of(heat[there]), self._threshold, out=inside.of(mask[here]))
         place, rows, columns = np.unravel_index(places(mask.reshape(-1)), mask.shape)
         picture = pictures[place]
         # A size is at most a canvas' side: e^20 would already be one, and float32 overflows at e^88.
@@ -77,15 +77,15 @@ class CenterFaceHead(BatchHead):
         return Candidates(picture, np.zeros_like(picture), heat[picture, rows, columns], boxes)
 
 
-def _inside(placement: Placement, shape: tuple[int, ...]) -> tuple[slice, slice]:
+def _inside(placement: Placement, shape: tuple[int, ...]) -> Inside:
     """Rows and columns of a map of `shape` whose cells' centres lie in the shown picture."""
-    return (
-        _cells(placement.top, placement.top + placement.height, shape[0]),
-        _cells(placement.left, placement.left + placement.width, shape[1]),
+    return Inside(
+        *_cells(placement.top, placement.top + placement.height, shape[0]),
+        *_cells(placement.left, placement.left + placement.width, shape[1]),
     )
 
 
-def _cells(begin: float, end: float, count: int) -> slice:
+def _cells(begin: float, end: float, count: int) -> tuple[int, int]:
     """The cells, of `count`, whose centres lie at `begin` or later and before `end`, both in canvas pixels."""
     first = min(max(0, math.ceil(begin / _STRIDE - 0.5)), count)
-    return slice(first, min(max(first, math.ceil(end / _STRIDE - 0.5)), count))
+    return first, min(max(first, math.ceil(end / _STRIDE - 0.5)), count)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from models.heads.masks import places
+from models.heads.masks import Inside, alike, places
 
 Integers = NDArray[np.intp]
 
@@ -32,10 +32,8 @@ class Components:
     right: Integers
 
 
-def components(
-    maps: NDArray[np.float32], numbers: Integers, insides: Sequence[tuple[slice, slice]], threshold: float
-) -> Components:
-    """The components of what is at least `threshold` in those `maps` [n, h, w], each inside its own rows and columns alone.
+def components(maps: NDArray[np.float32], numbers: Integers, insides: Sequence[Inside], threshold: float) -> Components:
+    """The components of what is at least `threshold` in those `maps` [n, h, w], each in its own inside alone.
 
     `numbers` are of one map or more, ascending; `insides` one for each of them.
 
@@ -47,8 +45,8 @@ def components(
     stride, rows = width + 1, height + 1
     blank_and_mask = np.zeros(1 + numbers.size * rows * stride, np.bool_)
     mask = blank_and_mask[1:].reshape(-1, rows, stride)
-    for cells, number, inside in zip(mask, numbers, insides, strict=True):
-        np.greater_equal(maps[number][inside], threshold, out=cells[:height, :width][inside])
+    for here, there, inside in alike(numbers.tolist(), insides):
+        np.greater_equal(inside.of(maps[there]), threshold, out=inside.of(mask[here]))
     edges = places(blank_and_mask[1:] != blank_and_mask[:-1])
     start, stop = edges[::2], edges[1::2]
     component = _joined(start, stop, stride)

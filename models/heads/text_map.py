@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from models.heads.batch import BatchHead, Output, settings
 from models.heads.components import Components, components
+from models.heads.masks import Inside
 from models.manifest import Manifest
 from models.result import FrameResult, LabelNames, LabelScores, Region
 from models.spec import Placement
@@ -73,7 +74,7 @@ class TextMapHead(BatchHead):
         found = components(maps, maybe, insides, self._threshold)
         texts = np.flatnonzero((found.pixels >= self._least_pixels) & (found.mean >= self._box_threshold))
         areas = np.ones(len(maps))
-        areas[maybe] = [max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) for rows, columns in insides]
+        areas[maybe] = [max(1, inside.area) for inside in insides]
         coverage = np.bincount(found.number[texts], found.pixels[texts], len(maps)) / areas
         # By map, the largest first, of equal ones the first.
         texts = texts[np.lexsort((-found.pixels[texts], found.number[texts]))]
@@ -98,12 +99,12 @@ class TextMapHead(BatchHead):
         return np.concatenate([low, high - low], axis=1)
 
 
-def _inside(picture: Sequence[float], shape: tuple[int, ...]) -> tuple[slice, slice]:
+def _inside(picture: Sequence[float], shape: tuple[int, ...]) -> Inside:
     """Rows and columns of a map of `shape` whose pixels' centres lie in `picture` (left, top, width, height in pixels)."""
     left, top, width, height = picture
-    return _pixels(top, top + height, shape[0]), _pixels(left, left + width, shape[1])
+    return Inside(*_pixels(top, top + height, shape[0]), *_pixels(left, left + width, shape[1]))
 
 
-def _pixels(begin: float, end: float, count: int) -> slice:
+def _pixels(begin: float, end: float, count: int) -> tuple[int, int]:
     first = min(max(0, round(begin)), count)
-    return slice(first, min(max(first, round(end)), count))
+    return first, min(max(first, round(end)), count)
