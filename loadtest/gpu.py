@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder_pool.nvdec.thread import StepThread
-from loadtest import gpu_service, report
+from loadtest import gpu_batching, gpu_service, report
 from loadtest.gpu_setup import Setup, facts
 from loadtest.gpu_summary import summary, table
 
@@ -95,6 +95,9 @@ PARTS: Mapping[str, Part] = {
     "precision": Part(_models("precision"), "raw outputs against the CPU's, by precision"),
     "engine": Part(_served(gpu_service.engine), "one call through gRPC, step by step", served=True, limit=240),
     "throughput": Part(_served(gpu_service.throughput), "1 to 32 clips in flight, in process", served=True, limit=240),
+    "batching": Part(
+        _served(gpu_batching.batching), "batches across calls against one call a batch, 32 calls at once", served=True, limit=240
+    ),
     "memory": Part(
         _served(gpu_service.memory), "memory planned and used, allocations in a thousand calls", served=True, limit=240
     ),
@@ -182,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=report.RESULTS)
     parser.add_argument("--commit", default=report.commit(), help="what is measured, where this is no Git checkout")
     parser.add_argument("--device", choices=("gpu", "cpu", "auto"), default="gpu", help="the engine's; cpu to try the program")
-    parser.add_argument("--effort", type=float, default=1.0, help="share of the usual repetitions and seconds, 0 to 1")
+    parser.add_argument("--effort", type=float, default=1.0, help="share of the usual repetitions and seconds")
     parser.add_argument("parts", nargs="*", metavar="PART", help="all, where none is named")
     options = parser.parse_args(arguments)
     names = options.parts or [*PARTS, SUMMARY]

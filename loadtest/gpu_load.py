@@ -64,7 +64,39 @@ async def some(engine: Engine, jobs: Sequence[EngineJob], count: int, *, at_once
     return done
 
 
-async def load(engine: Engine, jobs: Sequence[EngineJob], seconds: float, *, warm: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What ended in `seconds` of `in_flight` calls at a time, and the batches of that time by their number of pictures."""
+
+    in_flight: int
+    seconds: float
+    done: tuple[Done, ...]
+    fill: Counter[int]
+
+    def __add__(self, other: Load) -> Load:
+        """Both, of equally many calls in flight."""
+        return Load(self.in_flight, self.seconds + other.seconds, self.done + other.done, self.fill + other.fill)
+
+    @property
+    def pictures_a_second(self) -> float:
+        """The rate."""
+        return sum(each.pictures for each in self.done) / self.seconds
+
+    def figures(self) -> dict[str, Any]:
+        """Rates, latencies, batches."""
+        return {
+            "in flight": self.in_flight,
+            "calls": len(self.done),
+            "calls/s": round(len(self.done) / self.seconds, 1),
+            "pictures/s": round(self.pictures_a_second, 1),
+            **latencies([each.seconds for each in self.done]),
+            "created on the way": sum(each.created for each in self.done),
+            "degraded": sum(each.degraded for each in self.done),
+            "batches": batches(self.fill),
+        }
+
+
+async def load(engine: Engine, jobs: Sequence[EngineJob], seconds: float, *, warm: float) -> Load:
     """As many calls in flight as there are jobs, each again and again; what ended in the `seconds` behind `warm` counts."""
     begin = time.monotonic() + warm
     end = begin + seconds
@@ -85,17 +117,7 @@ async def load(engine: Engine, jobs: Sequence[EngineJob], seconds: float, *, war
         group.create_task(watch())
         for job in jobs:
             group.create_task(work(job))
-    counted = [each for each in done if begin <= each.ended < end]
-    return {
-        "in flight": len(jobs),
-        "calls": len(counted),
-        "calls/s": round(len(counted) / seconds, 1),
-        "pictures/s": round(sum(each.pictures for each in counted) / seconds, 1),
-        **latencies([each.seconds for each in counted]),
-        "created on the way": sum(each.created for each in counted),
-        "degraded": sum(each.degraded for each in counted),
-        "batches": batches(fill),
-    }
+    return Load(len(jobs), seconds, tuple(each for each in done if begin <= each.ended < end), fill)
 
 
 def latencies(seconds: Sequence[float]) -> dict[str, float]:

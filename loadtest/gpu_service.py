@@ -9,15 +9,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
 from loadtest.gpu_load import latencies, load, some, steps
-from loadtest.gpu_setup import FRAMES, Service, Setup, free_mib, job_of, jobs_of
+from loadtest.gpu_setup import FRAMES, Service, Setup, close_all, free_mib, job_of, jobs_of
 from loadtest.utilisation import Utilisation
-from server.engine import Engine, EngineJob
+from server.engine import Engine
 from server.memory_budget import MemoryBudget
 
 IN_FLIGHT = (1, 4, 8, 16, 32)
@@ -26,12 +25,6 @@ SMALL_MODELS = ("efficientnet-lite0", "open-nsfw")
 #: Sizes that a service sees every day; all of them H.264, of one size class or two.
 USUAL = ("h264_1280x720.mp4", "h264_640x360.mp4", "h264_720x1280.mp4", "h264_640x530.mp4", "h264_1920x1080.mp4")
 _CLIENT_PATIENCE = 120.0  # seconds
-
-
-def close_all(jobs: Sequence[EngineJob]) -> None:
-    """Gives the packets' memory back."""
-    for job in jobs:
-        job.packets.close()
 
 
 async def engine(setup: Setup) -> dict[str, Any]:
@@ -107,10 +100,10 @@ async def _loaded(engine: Engine, content: bytes, count: int, seconds: float, se
     jobs = await jobs_of(content, count)
     try:
         with Utilisation() as utilisation:
-            figures = await load(engine, jobs, seconds, warm=setup.seconds(1.0))
+            loaded = await load(engine, jobs, seconds, warm=setup.seconds(1.0))
     finally:
         close_all(jobs)
-    return figures | {"utilisation": utilisation.figures()}
+    return loaded.figures() | {"utilisation": utilisation.figures()}
 
 
 async def memory(setup: Setup) -> dict[str, Any]:

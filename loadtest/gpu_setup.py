@@ -37,7 +37,8 @@ _FAR = 600.0  # seconds: no deadline of a benchmark's call
 class Setup:
     """`models`: the folder of weights, `clips`: what `loadtest.gpu_clips` has written, `out`: where results go.
 
-    `device` is the engine's, `effort` (0 to 1) the share of the usual repetitions and seconds that is spent.
+    `device` is the engine's, `effort` the share of the usual repetitions and seconds that is spent: less than 1
+    to try it, more where the engine is a slow one.
     """
 
     models: Path
@@ -152,11 +153,18 @@ def free_mib() -> float | None:
         return None
 
 
-async def jobs_of(content: bytes, count: int, *, frames: int = FRAMES, models: Sequence[str] = ()) -> list[EngineJob]:
+async def jobs_of(
+    content: bytes,
+    count: int,
+    *,
+    frames: int = FRAMES,
+    largest_gap: float = SamplingPolicy().largest_gap,
+    models: Sequence[str] = (),
+) -> list[EngineJob]:
     """A file's call as the engine gets it, `count` times with packets of its own, for whoever closes these."""
     opened = await Opener(Indexer()).open(receive(WholeBytes(content), most_bytes=len(content)), SourceLimits(), far())
     async with opened:
-        chosen = await opened.plan(SamplingPolicy(frames=frames), SamplingLimits())
+        chosen = await opened.plan(SamplingPolicy(frames=frames, largest_gap=largest_gap), SamplingLimits())
         wanted = [sample for run in chosen.runs for sample in run.samples]
         spare = {sample for run in chosen.runs for sample in run.samples[len(run.samples) - run.spare :]}
         jobs = []
@@ -179,6 +187,12 @@ def job_of(clip: PackedClip, *, models: Sequence[str] = ()) -> EngineJob:
     """The keyframes of a packed clip as a job."""
     keyframes = tuple(DecodeUnit(unit.packets[:1], (unit.packets[0].sample,)) for unit in clip.units)
     return EngineJob(clip.config, Orientation(), keyframes, clip.shared(), tuple(models), far())
+
+
+def close_all(jobs: Sequence[EngineJob]) -> None:
+    """Gives the packets' memory back."""
+    for job in jobs:
+        job.packets.close()
 
 
 def far() -> float:

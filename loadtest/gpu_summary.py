@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.gpu_batching import ACROSS, APART, IN_FLIGHT
 from loadtest.gpu_service import GOAL_IN_FLIGHT, SMALL_MODELS
 
 #: A part's figures by its name; KeyError where they are missing.
@@ -100,6 +101,19 @@ def _one_model(name: str) -> Callable[[Parts], tuple[float, Mapping[str, Any]]]:
     return measure
 
 
+def _batching(frames: int) -> Callable[[Parts], tuple[float, Mapping[str, Any]]]:
+    def measure(parts: Parts) -> tuple[float, Mapping[str, Any]]:
+        told = parts["batching"][f"{frames} pictures a call"]
+        beside = {
+            way: {name: told[way][name] for name in ("pictures/s", "p50_ms", "p99_ms")}
+            | {"mean fill": told[way]["batches"]["mean fill"]}
+            for way in (ACROSS, APART)
+        }
+        return told["ratio"] + 0.0, beside | {"ratio by round": told["ratio by round"]}
+
+    return measure
+
+
 def _pixels(parts: Parts) -> tuple[float, Mapping[str, Any]]:
     return parts["parity"]["largest"], {"pictures": parts["parity"]["pictures"]}
 
@@ -140,6 +154,16 @@ GOALS = (
     Goal("the clip through gRPC, p50, over the models alone for that batch", "at most", 5, "ms", _call),
     Goal("16 clips in flight, keyframes/s, of the smaller of decoders alone and models alone", "at least", 0.9, "", _throughput),
     *(Goal(f"{name} alone, the same, of the decoders alone", "at least", 0.7, "", _one_model(name)) for name in SMALL_MODELS),
+    *(
+        Goal(
+            f"{IN_FLIGHT} calls of {frames} pictures, pictures/s, of one call a batch",
+            "at least",
+            goal,
+            "times",
+            _batching(frames),
+        )
+        for frames, goal in ((12, 1.5), (2, 3))
+    ),
     Goal("pixels: largest distance from the reference, of 255", "at most", 1, "", _pixels),
     Goal("raw outputs: largest move from the CPU's in the precision chosen", "at most", 0.01, "", _outputs),
     Goal("decoders made and GPU memory asked for in usual calls", "at most", 0, "", _allocations),

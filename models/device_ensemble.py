@@ -32,7 +32,7 @@ from models.batch_plan import BatchPlan
 from models.batcher import BatcherSnapshot
 from models.device_lane import Fence, Lane, OnTheWay
 from models.frame_group import FrameAnswer, FrameGroup
-from models.frame_queue import FrameQueue
+from models.frame_queue import WHOLE_CALL_WAIT, FrameQueue
 from models.manifest import Manifest
 from models.model_set import ModelSet
 from models.preprocess import layout
@@ -118,6 +118,7 @@ class DeviceEnsemble:
         self._tracer = trace.get_tracer("keyglance.models") if tracer is None else tracer
         self._canvases = functools.lru_cache(_SHAPES)(self._canvases_of)
         self._changed = threading.Condition()
+        self._across_calls = True
         self._frames: FrameQueue[_Frame] = FrameQueue(largest_batch=1, largest_wait=largest_wait, limit=queue_limit)
         self._keys: dict[_Frame, Hashable] = {}
         self._coming = 0  # frames of all calls that have neither come nor been given up
@@ -156,6 +157,24 @@ class DeviceEnsemble:
     def select(self, names: Iterable[str] = ()) -> tuple[str, ...]:
         """As `ModelSet.select`."""
         return self._set.select(names)
+
+    @property
+    def across_calls(self) -> bool:
+        """Whether frames of different calls share batches. False is for comparison: a call's frames wait until all of them have
+        come, and run in as few batches as hold them. May be set at any time; what is queued already stays as it is.
+        """
+        return self._across_calls
+
+    @across_calls.setter
+    def across_calls(self, wanted: bool) -> None:
+        with self._changed:
+            self._across_calls = wanted
+            self._frames.largest_wait = self._wait_for_more
+            self._changed.notify_all()
+
+    @property
+    def _wait_for_more(self) -> float:
+        return self._largest_wait if self._across_calls else max(self._largest_wait, WHOLE_CALL_WAIT)
 
     def snapshot(self) -> tuple[BatcherSnapshot, ...]:
         """Every model's queue as it stands; they share one."""
@@ -225,7 +244,7 @@ class DeviceEnsemble:
         usual = [self._lanes[name] for name in self.select() or self.names]
         self.plan = BatchPlan({size: _rehearse(usual, size) for size in sizes})
         self._frames = FrameQueue(
-            largest_batch=self.plan.largest, largest_wait=self._largest_wait, limit=max(self._queue_limit, self.plan.largest)
+            largest_batch=self.plan.largest, largest_wait=self._wait_for_more, limit=max(self._queue_limit, self.plan.largest)
         )
 
     def _close_lanes(self) -> None:
@@ -259,7 +278,7 @@ class DeviceEnsemble:
         """
         try:
             located = locate(picture)
-            key = (group.models, self._canvases(group.models, *picture.shown_size))
+            canvases = self._canvases(group.models, *picture.shown_size)
         except BaseException:
             _release(picture)
             raise
@@ -267,6 +286,7 @@ class DeviceEnsemble:
         with self._changed:
             self._coming -= group.arrive(frame.since)
             if not self._closed and not group.discarded:
+                key = (group.models, canvases, None if self._across_calls else group)
                 self._frames.add(key, frame)
                 self._keys[frame] = key
                 count = len(self._frames)
@@ -329,12 +349,14 @@ class DeviceEnsemble:
                 wait: float | None = None
                 if (head := self._frames.head(now)) is not None and self._outstanding < _DEPTH:
                     waiting = self._frames.waiting(now)
+                    if head.ready_at <= now and not self._across_calls:
+                        return self._take(now, self.plan.largest)
                     if head.ready_at <= now:
                         left = self._ends - _LEAD * self._enqueuing - now if self._outstanding else 0.0
                         if left <= 0 or len(waiting) >= self.plan.largest or not self._coming:
                             return self._take(now, self.plan.first(len(waiting)))
                         wait = left
-                    elif not self._outstanding and self._better_apart(waiting, now):
+                    elif self._across_calls and not self._outstanding and self._better_apart(waiting, now):
                         return self._take(now, len(waiting))
                     else:
                         wait = head.ready_at - now

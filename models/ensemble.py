@@ -76,6 +76,16 @@ class Ensemble:
         """As `ModelSet.select`."""
         return self._set.select(names)
 
+    @property
+    def across_calls(self) -> bool:
+        """As `Batcher.across_calls`, of all models."""
+        return all(model.batcher.across_calls for model in self._models.values())
+
+    @across_calls.setter
+    def across_calls(self, wanted: bool) -> None:
+        for model in self._models.values():
+            model.batcher.across_calls = wanted
+
     def geometries(self, models: Iterable[str]) -> tuple[Geometry, ...]:
         """The distinct geometries in which `models` want a picture; each is rendered once."""
         return tuple(dict.fromkeys(self._model(name).manifest.inputs.geometry for name in models))

@@ -35,6 +35,9 @@ class QueuedFrame(Protocol):
 
 F = TypeVar("F", bound=QueuedFrame)
 
+#: Seconds that a call whose frames share no batch with those of others waits for the rest of its own.
+WHOLE_CALL_WAIT = 1.0
+
 
 class FrameQueue(Generic[F]):
     """Frames by key (what can be in one batch: equal shape, type, models), the most urgent first.

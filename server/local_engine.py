@@ -98,7 +98,7 @@ class LocalEngine:
         device: str = "cpu",
     ) -> None:
         self._pool = pool
-        self._ensemble = ensemble
+        self.ensemble = ensemble
         self._preprocessor = preprocessor
         self._renderers = ThreadPoolExecutor(render_threads, thread_name_prefix="preprocess")
         self._frames = asyncio.Semaphore(frames_in_flight)
@@ -108,7 +108,7 @@ class LocalEngine:
 
     async def start(self) -> None:
         """Starts the warm decoders and warms every model."""
-        await asyncio.gather(self._pool.start(), self._ensemble.start())
+        await asyncio.gather(self._pool.start(), self.ensemble.start())
 
     @property
     def healthy(self) -> bool:
@@ -120,13 +120,13 @@ class LocalEngine:
         state = self._pool.snapshot()
         return EngineInfo(
             device=self._device,
-            models=self._ensemble.manifests,
+            models=self.ensemble.manifests,
             decoders=(DecoderState(state.kind, len(state.decoders), state.limit, tuple(self._pool.factory.codecs())),),
         )
 
     def stats(self) -> EngineStats:
         """How it stands."""
-        batchers = self._ensemble.snapshot()
+        batchers = self.ensemble.snapshot()
         return EngineStats(
             queues=(
                 QueueStats("pictures", self.frames_in_flight, self._frames_limit),
@@ -140,9 +140,9 @@ class LocalEngine:
     async def run(self, job: EngineJob) -> EngineResult:
         """Decodes, preprocesses and infers; pictures flow from step to step as they come."""
         wanted = sum(len(unit.wanted) for unit in job.units)
-        models = self._ensemble.select(job.models)
-        geometries = self._ensemble.geometries(models)
-        work = _Work(job, models, geometries, deque(job.units), self._ensemble.expect(wanted))
+        models = self.ensemble.select(job.models)
+        geometries = self.ensemble.geometries(models)
+        work = _Work(job, models, geometries, deque(job.units), self.ensemble.expect(wanted))
         leases: list[Lease] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -163,11 +163,11 @@ class LocalEngine:
     async def close(self) -> None:
         """Ends decoders, models and threads."""
         await self._pool.close()
-        await self._ensemble.close()
+        await self.ensemble.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
-        return f"<LocalEngine {self._pool!r} {self._ensemble!r}, {self.frames_in_flight} frames in flight>"
+        return f"<LocalEngine {self._pool!r} {self.ensemble!r}, {self.frames_in_flight} frames in flight>"
 
     async def _decode(self, work: _Work, lease: Lease, group: asyncio.TaskGroup) -> None:
         """Takes unit after unit until none is left; its siblings do the same with their leases."""
@@ -218,7 +218,7 @@ class LocalEngine:
 
     async def _infer(self, work: _Work, decoded: Decoded, rendered: dict[Geometry, Rendered], jpeg: bytes) -> None:
         with work.infer.running():
-            answer = await self._ensemble.infer(
+            answer = await self.ensemble.infer(
                 rendered, work.models, deadline=work.job.deadline, priority=work.job.priority, expected=work.expected
             )
         work.infer.wait = max(work.infer.wait, answer.waited)

@@ -31,7 +31,7 @@ async def test_a_files_jobs_are_what_the_pipeline_makes_of_it(jobs: list[EngineJ
 
 async def test_as_many_calls_are_in_flight_as_there_are_jobs(jobs: list[EngineJob]) -> None:
     engine = FakeEngine(seconds=0.005)
-    figures = await gpu_load.load(engine, jobs, 0.3, warm=0.05)
+    figures = (await gpu_load.load(engine, jobs, 0.3, warm=0.05)).figures()
     assert engine.most_at_once == 3
     assert figures["in flight"] == 3
     assert figures["pictures/s"] == pytest.approx(FRAMES * figures["calls/s"], abs=FRAMES * 0.1)  # both are rounded

@@ -40,7 +40,7 @@ class Nothing:
 class Blind(FakeLane):
     """A lane that looks at no picture."""
 
-    def enqueue(self, pictures: Sequence[Located]) -> Enqueued:
+    def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
         placed = [layout(self.manifest.inputs.geometry, *each.picture.shown_size) for each in pictures]
         prepared = tuple(Prepared(Placement(one.left, one.top, one.width, one.height), None) for one in placed)
         return Enqueued(prepared, None, Results(self, np.zeros((len(pictures), 1), np.float32)))
@@ -67,6 +67,7 @@ def setup(monkeypatch: pytest.MonkeyPatch, models_folder: Path, tmp_path: Path) 
     monkeypatch.setattr(gpu_service, "USUAL", (OTHER,))
     monkeypatch.setenv("KEYGLANCE_GPU__ARENA_PICTURES", "[40, 1, 1]")
     monkeypatch.setenv("KEYGLANCE_GPU__WARM", "[]")
+    monkeypatch.setenv("KEYGLANCE_GPU__DECODER_LIMIT", "3")  # so many calls at once have all their pictures in the arena
     write_clips(tmp_path / "clips")
     return Setup(models_folder, tmp_path / "clips", tmp_path / "out", effort=0.02)
 
@@ -79,7 +80,7 @@ def kept(setup: Setup, part: str) -> dict[str, Any]:
 
 @pytest.mark.models
 def test_every_part_around_a_server(setup: Setup) -> None:
-    done = asyncio.run(gpu.run(setup, ["engine", "throughput", "memory", "one_model", "summary"], "abc"))
+    done = asyncio.run(gpu.run(setup, ["engine", "throughput", "batching", "memory", "one_model", "summary"], "abc"))
     assert done.failed == []
     called = kept(setup, "engine")
     through = called["through gRPC"]
@@ -96,6 +97,13 @@ def test_every_part_around_a_server(setup: Setup) -> None:
     loaded = kept(setup, "throughput")
     assert [row["in flight"] for name, row in loaded.items() if name.endswith("in flight")] == [1, 4, 8, 16, 32]
     assert loaded["16 in flight"]["utilisation"]["samples"] == 0
+    batched = kept(setup, "batching")
+    for frames in (12, 2):
+        rows = batched[f"{frames} pictures a call"]
+        assert rows["across calls"]["in flight"] == rows["one call a batch"]["in flight"] == 32
+        assert set(rows["one call a batch"]["batches"]["by size"]) == {str(frames)}
+        assert rows["across calls"]["batches"]["mean fill"] > frames
+        assert len(rows["ratio by round"]) == 3
     memory = kept(setup, "memory")
     assert memory["budget"]["planned in MiB"] > 1000
     assert "CUDA context and libraries" in memory["budget"]["lines in MiB"]

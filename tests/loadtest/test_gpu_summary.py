@@ -36,6 +36,17 @@ PARTS: dict[str, Any] = {
         "efficientnet-lite0": {"16 in flight": {"pictures/s": 4300.0}},
         "open-nsfw": {"16 in flight": {"pictures/s": 3000.0}},
     },
+    "batching": {
+        f"{frames} pictures a call": {
+            "ratio": ratio,
+            "ratio by round": [ratio, ratio],
+            **{
+                way: {"pictures/s": 1.0, "p50_ms": 2.0, "p99_ms": 3.0, "batches": {"mean fill": 4.0}, "calls": 5}
+                for way in ("across calls", "one call a batch")
+            },
+        }
+        for frames, ratio in ((12, 1.25), (2, 3.5))
+    },
     "parity": {"largest": 0.08, "pictures": 36},
     "precision": {
         "a, float32, pictures on the GPU": {"moves": {"o": 0.0001}, "passed": True},
@@ -75,19 +86,22 @@ def test_every_goal_has_its_value(tmp_path: Path) -> None:
         (0.92, True),
         (0.7167, True),
         (0.5, False),
+        (1.25, False),
+        (3.5, True),
         (0.08, True),
         (0.004, True),
         (0, True),
         (0.9, True),
     ]
-    assert (told["met"], told["missed"], told["open"]) == (11, 1, 0)
+    assert (told["met"], told["missed"], told["open"]) == (12, 2, 0)
     assert told["sources"]["phone"] == {"date": "2026-01-01", "commit": "abc", "gpu": "H", "ended": "complete"}
     phone = told["goals"][2]
     assert phone["goal"] == "at most 6 ms"
     assert phone["beside"]["with"] == "12 decoders"
     assert phone["beside"]["SimpleDecoder new, keyframes by index"] == 285.0
     assert told["goals"][7]["misses by"] == 0.2
-    assert told["goals"][9]["beside"] == {"a": "0.004 in float16", "b": "0.0002 in float32"}
+    assert told["goals"][8]["beside"]["one call a batch"] == {"pictures/s": 1.0, "p50_ms": 2.0, "p99_ms": 3.0, "mean fill": 4.0}
+    assert told["goals"][11]["beside"] == {"a": "0.004 in float16", "b": "0.0002 in float32"}
 
 
 def test_goals_that_are_missed_say_by_how_much(tmp_path: Path) -> None:

@@ -89,6 +89,22 @@ async def test_frames_of_several_calls_meet_in_one_batch_and_keep_their_own_outp
         assert bench.batcher.snapshot().fill == {1: 1, 4: 1}
 
 
+async def test_calls_that_are_kept_apart_wait_for_all_their_frames_and_have_a_batch_each():
+    async with Bench(largest_wait=0.0) as bench:
+        bench.batcher.across_calls = False
+        assert not bench.batcher.across_calls
+        calls = [ExpectedFrames(3), ExpectedFrames(3)]
+        tasks = [bench.submit(expected=call) for _ in range(2) for call in calls]
+        await bench.until(queued=4)
+        await asyncio.sleep(0.02)
+        assert bench.sizes == []
+        await asyncio.gather(*tasks, *(bench.submit(expected=call) for call in calls))
+        assert bench.sizes == [3, 3]
+        bench.batcher.across_calls = True
+        await asyncio.gather(*(bench.submit(expected=ExpectedFrames(1)) for _ in range(3)))
+        assert bench.sizes == [3, 3, 1, 2]
+
+
 async def test_a_frame_of_no_known_call_does_not_wait():
     async with Bench(largest_wait=NEVER) as bench:
         await bench.batcher.submit(frame())

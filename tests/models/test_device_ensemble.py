@@ -244,6 +244,40 @@ async def test_a_wait_that_cannot_be_enqueued_fails_its_batch_and_the_next_one_r
         assert (await b.answered(2))[1].error is None
 
 
+async def test_calls_that_are_kept_apart_wait_for_all_their_frames_and_have_a_batch_each() -> None:
+    async with bench(gate=True, largest_wait=0.0) as b:
+        b.ensemble.across_calls = False
+        assert not b.ensemble.across_calls
+        groups = [b.group(3), b.group(3)]
+        for level in (10, 20):
+            for group in groups:
+                b.submit(group, level)
+        await asyncio.sleep(0.05)
+        assert b.sizes == []  # although nothing runs, and the wait of an ensemble that batches across calls is over
+        for group in groups:
+            b.submit(group, 30)
+        await b.until(lambda: b.sizes == [3, 3])  # the second is enqueued behind the first, which still runs
+        b.ensemble.across_calls = True
+        for _ in range(3):
+            b.submit(b.group(1), 40)
+        opened = b.lanes["first"].gate
+        assert opened is not None
+        opened.set()
+        await b.answered(9)
+        assert b.sizes == [3, 3, 3]
+
+
+async def test_a_call_that_is_kept_apart_runs_in_as_few_batches_as_hold_it() -> None:
+    async with bench() as b:
+        b.ensemble.plan = BatchPlan({2: 1.0, 4: 5.0, 8: 50.0})
+        b.ensemble.across_calls = False
+        group = b.group(11)
+        for level in range(11):
+            b.submit(group, level)
+        await b.answered(11)
+        assert b.sizes == [8, 3]
+
+
 async def test_slots_go_back_behind_the_preprocessing_not_behind_the_results() -> None:
     async with bench(gate=True) as b:
         b.submit(b.group(1), 1)

@@ -216,6 +216,15 @@ async def test_frames_of_a_call_share_a_batch_by_the_number_expected():
     await engine.close()
 
 
+async def test_batching_across_calls_is_switched_for_all_models():
+    engine = ensemble(fake_manifest("a"), fake_manifest("b"))
+    assert engine.across_calls
+    engine.across_calls = False
+    assert not engine.across_calls
+    assert not any(model.batcher.across_calls for model in engine._models.values())
+    await engine.close()
+
+
 async def test_after_close_frames_are_refused():
     engine = ensemble(fake_manifest("a"))
     await engine.start()
