@@ -33,7 +33,7 @@ from keyglance.mp4 import BytesSource, read_index
 from keyglance.sampling import SamplingLimits, SamplingPolicy, plan
 from loadtest import report
 from loadtest.generator import Generator, GeneratorFailed
-from loadtest.gpu_alone import lanes_for
+from loadtest.gpu_alone import runners_for
 from loadtest.gpu_setup import FRAMES, Setup, facts
 from loadtest.load_summary import latencies
 from loadtest.mix import CallClass, Mix
@@ -41,8 +41,8 @@ from loadtest.request_bytes import request_message
 from loadtest.saturation import closed_step
 from loadtest.server_process import ServerFailed, ServerProcess
 from loadtest.target import describe, environment
-from models.device_lane import Lane
 from models.fusion import FrameScores, Fusion
+from models.model_runner import ModelRunner
 from models.preprocess_cuda import locate
 from models.result import FrameResult
 from models.spec import Placement
@@ -55,18 +55,18 @@ Way = Callable[[], list[str]]
 class Inference:
     """The models on a thread of their own: a batch of one call's pictures at a time, never of two calls.
 
-    `lanes`: makes and ends the models on that thread.
+    `runners`: makes and ends the models on that thread.
     """
 
-    def __init__(self, lanes: AbstractContextManager[list[Lane]]) -> None:
-        self._context = lanes
+    def __init__(self, runners: AbstractContextManager[list[ModelRunner]]) -> None:
+        self._context = runners
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="infer")
-        self._lanes: list[Lane] = []
+        self._runners: list[ModelRunner] = []
         self._fusion: Fusion | None = None
 
     def __enter__(self) -> Self:
-        self._lanes = self._thread.submit(self._context.__enter__).result()
-        self._fusion = Fusion([lane.manifest for lane in self._lanes])
+        self._runners = self._thread.submit(self._context.__enter__).result()
+        self._fusion = Fusion([runner.manifest for runner in self._runners])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -77,11 +77,11 @@ class Inference:
         """What each model says of each picture, from one batch; the pictures' memory may be used again afterwards."""
         read = self._thread.submit(self._run, pictures).result()
         seen: list[dict[str, FrameResult]] = [{} for _ in pictures]
-        for lane, (outputs, placements) in zip(self._lanes, read, strict=True):
-            for row, result in enumerate(lane.head.read_batch(outputs, placements)):
+        for runner, (outputs, placements) in zip(self._runners, read, strict=True):
+            for row, result in enumerate(runner.head.read_batch(outputs, placements)):
                 if isinstance(result, ValueError):
                     raise result
-                seen[row][lane.manifest.name] = result
+                seen[row][runner.manifest.name] = result
         return seen
 
     def labels(self, times: Sequence[float], results: Sequence[Mapping[str, FrameResult]]) -> list[str]:
@@ -92,7 +92,7 @@ class Inference:
 
     def _run(self, pictures: Sequence[Picture]) -> list[tuple[dict[str, Any], list[Placement]]]:
         located = [locate(picture) for picture in pictures]
-        on_the_way = [lane.enqueue(located) for lane in self._lanes]
+        on_the_way = [runner.enqueue(located) for runner in self._runners]
         read = []
         for enqueued in on_the_way:
             outputs = {name: np.array(values) for name, values in enqueued.results.outputs().items()}
@@ -200,8 +200,8 @@ def closed_loop(way: Way, callers: int, seconds: float) -> dict[str, Any]:
 def rivals(gpu: Gpu, setup: Setup, clip: Clip, counts: Sequence[int], seconds: float) -> dict[str, dict[str, Any]]:
     """Figures of a and b by number of callers; one that failed says so, and the rest goes on."""
     rows: dict[str, dict[str, Any]] = {}
-    lanes = lanes_for(setup, (1, len(clip.places)), (clip.width, clip.height), half=setup.config().gpu.half_precision)
-    with Inference(lanes) as inference:
+    runners = runners_for(setup, (1, len(clip.places)), (clip.width, clip.height), half=setup.config().gpu.half_precision)
+    with Inference(runners) as inference:
         for name, made in (("a", Callers.frame_by_frame), ("b", Callers.reconfigured)):
             for count in counts:
                 callers = Callers(gpu, clip, inference)

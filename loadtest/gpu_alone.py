@@ -27,8 +27,8 @@ from loadtest.gpu_models import one_canvas, smooth, wall_ms
 from loadtest.gpu_setup import FRAMES, Setup, jobs_of
 from models.backends import create_cuda_backend
 from models.backends.device import Precision
-from models.device_lane import DeviceLane, DeviceModel, Lane, OnTheWay
 from models.heads import make_head
+from models.model_runner import CudaModelRunner, DeviceModel, ModelRunner, OnTheWay
 from models.preprocess import layout
 from models.preprocess_cuda import Located, locate
 from models.repository import ModelRepository
@@ -45,30 +45,30 @@ _END_OF_PICTURE = 8  # CUVID_PKT_ENDOFPICTURE
 
 
 @contextmanager
-def lanes_for(setup: Setup, buckets: Sequence[int], size: tuple[int, int], *, half: bool) -> Iterator[list[Lane]]:
+def runners_for(setup: Setup, buckets: Sequence[int], size: tuple[int, int], *, half: bool) -> Iterator[list[ModelRunner]]:
     """The default models, warm, each at the one canvas that pictures of `size` (width, height) go to."""
     cupy = importlib.import_module("cupy")
-    lanes: list[Lane] = []
+    runners: list[ModelRunner] = []
     try:
         for model in ModelRepository(setup.models).load_all(NAMES):
             placed = layout(model.manifest.inputs.geometry, *size)
             manifest = one_canvas(model.manifest, (placed.canvas_height, placed.canvas_width))
             precision = Precision.FLOAT16 if half and manifest.half_precision else Precision.FLOAT32
             backend = create_cuda_backend(manifest, model.path, precision=precision, buckets=buckets)
-            lanes.append(DeviceLane(DeviceModel(manifest, backend, make_head(manifest))))
-            lanes[-1].open()
-        yield lanes
+            runners.append(CudaModelRunner(DeviceModel(manifest, backend, make_head(manifest))))
+            runners[-1].open()
+        yield runners
     finally:
-        for lane in lanes:
-            lane.close()
+        for runner in runners:
+            runner.close()
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def launch(lanes: Sequence[Lane], size: int, pictures: Sequence[Located] | None) -> list[OnTheWay]:
-    """Enqueues one batch through all lanes: the networks alone, or with the preprocessing of `pictures`."""
+def launch(runners: Sequence[ModelRunner], size: int, pictures: Sequence[Located] | None) -> list[OnTheWay]:
+    """Enqueues one batch through all runners: the networks alone, or with the preprocessing of `pictures`."""
     if pictures is None:
-        return [lane.rehearse(size) for lane in lanes]
-    return [lane.enqueue(pictures[:size]).results for lane in lanes]
+        return [runner.rehearse(size) for runner in runners]
+    return [runner.enqueue(pictures[:size]).results for runner in runners]
 
 
 def finish(launched: Sequence[OnTheWay]) -> None:
@@ -79,20 +79,20 @@ def finish(launched: Sequence[OnTheWay]) -> None:
         results.release()
 
 
-def batch_ms(lanes: Sequence[Lane], size: int, pictures: Sequence[Located] | None, times: int) -> float:
+def batch_ms(runners: Sequence[ModelRunner], size: int, pictures: Sequence[Located] | None, times: int) -> float:
     """The median of one batch from the host's first call until it has every result."""
-    return wall_ms(lambda: finish(launch(lanes, size, pictures)), times=times)
+    return wall_ms(lambda: finish(launch(runners, size, pictures)), times=times)
 
 
-def flat_out(lanes: Sequence[Lane], size: int, pictures: Sequence[Located] | None, seconds: float) -> float:
+def flat_out(runners: Sequence[ModelRunner], size: int, pictures: Sequence[Located] | None, seconds: float) -> float:
     """Pictures a second, the next batch always enqueued before the last one is waited for."""
     waiting: deque[list[OnTheWay]] = deque()
     for _ in range(_DEPTH):
-        waiting.append(launch(lanes, size, pictures))
+        waiting.append(launch(runners, size, pictures))
     finish(waiting.popleft())
     count, begin = 0, time.perf_counter()
     while (now := time.perf_counter()) < begin + seconds:
-        waiting.append(launch(lanes, size, pictures))
+        waiting.append(launch(runners, size, pictures))
         finish(waiting.popleft())
         count += size
     for launched in waiting:
@@ -122,19 +122,19 @@ def models_alone(setup: Setup) -> dict[str, Any]:
     figures: dict[str, Any] = {"pictures": f"{width}x{height}", "buckets": list(buckets)}
     times, seconds = setup.times(40), setup.seconds(1.0)
     ways: tuple[tuple[str, Sequence[Located] | None], ...] = (("networks", None), ("pictures to results", pictures))
-    with lanes_for(setup, buckets, (width, height), half=half) as lanes:
-        figures["models"] = [repr(lane) for lane in lanes]
+    with runners_for(setup, buckets, (width, height), half=half) as runners:
+        figures["models"] = [repr(runner) for runner in runners]
         for name, given in ways:
             sizes = sorted({*buckets, FRAMES})
             figures[name] = {
-                "batch_ms": {str(size): batch_ms(lanes, size, given, times) for size in sizes},
-                "pictures/s flat out": {str(size): flat_out(lanes, size, given, seconds) for size in buckets},
+                "batch_ms": {str(size): batch_ms(runners, size, given, times) for size in sizes},
+                "pictures/s flat out": {str(size): flat_out(runners, size, given, seconds) for size in buckets},
             }
         figures["each alone, networks, pictures/s flat out"] = {
-            lane.manifest.name: flat_out([lane], largest, None, seconds) for lane in lanes
+            runner.manifest.name: flat_out([runner], largest, None, seconds) for runner in runners
         }
         figures["each alone, pictures to results, pictures/s flat out"] = {
-            lane.manifest.name: flat_out([lane], largest, pictures, seconds) for lane in lanes
+            runner.manifest.name: flat_out([runner], largest, pictures, seconds) for runner in runners
         }
     figures[f"largest batch ({largest}), pictures/s"] = figures["networks"]["pictures/s flat out"][str(largest)]
     figures["pictures/s"] = max(figures["networks"]["pictures/s flat out"].values())

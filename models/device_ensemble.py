@@ -30,10 +30,10 @@ from keyglance.errors import DeadlineExceeded, KeyglanceError, ModelFailed, Work
 from models.backend import Outputs
 from models.batch_plan import BatchPlan
 from models.batcher import BatcherSnapshot
-from models.device_lane import Fence, Lane, OnTheWay
 from models.frame_group import FrameAnswer, FrameGroup
 from models.frame_queue import WHOLE_CALL_WAIT, FrameQueue
 from models.manifest import Manifest
+from models.model_runner import Fence, ModelRunner, OnTheWay
 from models.model_set import ModelSet
 from models.preprocess import layout
 from models.preprocess_cuda import Located, Prepared, locate
@@ -74,7 +74,7 @@ class _Frame:
 class _Run:
     """One model's part of a batch: results to come, or why there are none."""
 
-    lane: Lane
+    runner: ModelRunner
     prepared: Sequence[Prepared] = ()
     results: OnTheWay | None = None
     error: Exception | None = None
@@ -92,8 +92,8 @@ class _Batch:
 class DeviceEnsemble:
     """Batches the frames of all calls through models on one GPU.
 
-    `open_lanes` makes the models' lanes (and the fence) on the inference thread, at start. A batch has frames of calls that want
-    the same models, on the same canvases; which, `models.frame_queue.FrameQueue` decides, and how many, `BatchPlan` by what
+    `open_runners` makes the models' runners (and the fence) on the inference thread, at start. A batch has frames of calls that
+    want the same models, on the same canvases; which, `models.frame_queue.FrameQueue` decides, and how many, `BatchPlan` by what
     each batch size was found to cost at start. Behind a batch that runs another one is enqueued when it is full, when nothing
     more is to come, or when the running one is about to end: until then frames gather. While none runs, the frames of a call
     that have come do not wait for the others where running them apart costs less time than the wait.
@@ -103,7 +103,7 @@ class DeviceEnsemble:
     def __init__(
         self,
         manifests: Sequence[Manifest],
-        open_lanes: Callable[[], tuple[Sequence[Lane], Fence]],
+        open_runners: Callable[[], tuple[Sequence[ModelRunner], Fence]],
         *,
         largest_wait: float = 0.02,
         queue_limit: int = 256,
@@ -112,7 +112,7 @@ class DeviceEnsemble:
     ) -> None:
         self._ranges = ranges
         self._set = ModelSet(manifests)
-        self._open_lanes = open_lanes
+        self._open_runners = open_runners
         self._largest_wait = largest_wait
         self._queue_limit = queue_limit
         self._tracer = trace.get_tracer("keyglance.models") if tracer is None else tracer
@@ -127,7 +127,7 @@ class DeviceEnsemble:
         self._enqueuing = _ENQUEUING  # seconds that enqueuing a batch takes, of late
         self._in_flight = 0
         self._closed = False
-        self._lanes: dict[str, Lane] = {}
+        self._runners: dict[str, ModelRunner] = {}
         self._fence: Fence | None = None
         self._seconds: dict[str, float] = {}  # that each model takes for the largest batch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="infer")
@@ -226,33 +226,33 @@ class DeviceEnsemble:
         if self._reader.is_alive():
             self._results.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._reader.join)
-        await asyncio.wrap_future(self._thread.submit(self._close_lanes))
+        await asyncio.wrap_future(self._thread.submit(self._close_runners))
         self._thread.shutdown(wait=True)
 
     def _open(self) -> None:
-        lanes, self._fence = self._open_lanes()
-        self._lanes = {lane.manifest.name: lane for lane in lanes}
-        if set(self._lanes) != set(self.names):
-            raise ValueError(f"lanes for {', '.join(sorted(self._lanes))}, models are {', '.join(sorted(self.names))}")
-        buckets = {lane.buckets for lane in lanes}
+        runners, self._fence = self._open_runners()
+        self._runners = {runner.manifest.name: runner for runner in runners}
+        if set(self._runners) != set(self.names):
+            raise ValueError(f"runners for {', '.join(sorted(self._runners))}, models are {', '.join(sorted(self.names))}")
+        buckets = {runner.buckets for runner in runners}
         if len(buckets) != 1:
             raise ValueError(f"models are prepared for different batch sizes: {sorted(buckets)}")
-        for lane in lanes:
-            lane.open()
+        for runner in runners:
+            runner.open()
         sizes = buckets.pop()
-        self._seconds = {lane.manifest.name: _rehearse([lane], sizes[-1]) for lane in lanes}
-        usual = [self._lanes[name] for name in self.select() or self.names]
+        self._seconds = {runner.manifest.name: _rehearse([runner], sizes[-1]) for runner in runners}
+        usual = [self._runners[name] for name in self.select() or self.names]
         self.plan = BatchPlan({size: _rehearse(usual, size) for size in sizes})
         self._frames = FrameQueue(
             largest_batch=self.plan.largest, largest_wait=self._wait_for_more, limit=max(self._queue_limit, self.plan.largest)
         )
 
-    def _close_lanes(self) -> None:
-        for lane in self._lanes.values():
+    def _close_runners(self) -> None:
+        for runner in self._runners.values():
             try:
-                lane.close()
+                runner.close()
             except Exception:  # a lost GPU: the process ends, and with it all that it holds
-                _log.warning("model %s did not close", lane.manifest.name, exc_info=True)
+                _log.warning("model %s did not close", runner.manifest.name, exc_info=True)
 
     # Frames, in
 
@@ -401,11 +401,11 @@ class DeviceEnsemble:
         except Exception as error:  # a lost GPU
             lost = error
         for name in sorted(frames[0].group.models, key=lambda name: -self._seconds[name]):  # the GPU has work for longest
-            run = _Run(self._lanes[name])
+            run = _Run(self._runners[name])
             try:
                 if lost is not None:
                     raise lost
-                enqueued = run.lane.enqueue(pictures, ready)
+                enqueued = run.runner.enqueue(pictures, ready)
                 run.prepared, run.results = enqueued.prepared, enqueued.results
                 events.append(enqueued.pictures_used)
             except Exception as error:
@@ -441,10 +441,10 @@ class DeviceEnsemble:
 
     def _read(self, batch: _Batch) -> None:
         rows: dict[str, Sequence[FrameResult | Exception]] = {}
-        runs = sorted(batch.runs, key=lambda run: self._seconds[run.lane.manifest.name])
+        runs = sorted(batch.runs, key=lambda run: self._seconds[run.runner.manifest.name])
         try:
             for run in runs[:-1]:  # the quicker ones are read while the slowest still runs
-                rows[run.lane.manifest.name] = self._rows(run, _outputs(run), batch)
+                rows[run.runner.manifest.name] = self._rows(run, _outputs(run), batch)
             outputs = _outputs(runs[-1]) if runs else {}
         finally:
             ended = time.monotonic()
@@ -453,7 +453,7 @@ class DeviceEnsemble:
                 self._in_flight -= len(batch.frames)
                 self._changed.notify_all()
         if runs:
-            rows[runs[-1].lane.manifest.name] = self._rows(runs[-1], outputs, batch)
+            rows[runs[-1].runner.manifest.name] = self._rows(runs[-1], outputs, batch)
         for run in batch.runs:
             if run.error is not None:
                 batch.span.record_exception(run.error)
@@ -463,10 +463,10 @@ class DeviceEnsemble:
 
     def _rows(self, run: _Run, outputs: Outputs, batch: _Batch) -> Sequence[FrameResult | Exception]:
         """One model's result for each frame, or what is wrong with it."""
-        name = run.lane.manifest.name
+        name = run.runner.manifest.name
         try:
             if run.error is None:
-                return run.lane.head.read_batch(outputs, [one.placement for one in run.prepared])
+                return run.runner.head.read_batch(outputs, [one.placement for one in run.prepared])
         except Exception as error:
             run.error = error
         finally:
@@ -539,12 +539,12 @@ def _refused(frame: _Frame, error: KeyglanceError) -> tuple[FrameGroup, FrameAns
     return frame.group, FrameAnswer(frame.tag, error, since=frame.since, began=now, enqueued=now, ended=now)
 
 
-def _rehearse(lanes: Sequence[Lane], size: int) -> float:
+def _rehearse(runners: Sequence[ModelRunner], size: int) -> float:
     """Seconds that a batch of `size` takes through these models at once, measured."""
     times = []
     for _ in range(_REHEARSALS):
         begin = time.perf_counter()
-        on_the_way = [lane.rehearse(size) for lane in lanes]
+        on_the_way = [runner.rehearse(size) for runner in runners]
         for results in on_the_way:
             results.outputs()
         times.append(time.perf_counter() - begin)

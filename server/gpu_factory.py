@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.trace import Tracer
 
@@ -24,14 +25,16 @@ from models.backends.choice import choose_precision
 from models.backends.device import CudaBackend, Precision
 from models.backends.memory import ModelMemory
 from models.device_ensemble import DeviceEnsemble
-from models.device_lane import CudaFence, DeviceLane, DeviceModel, Fence, Lane
 from models.heads import make_head
 from models.manifest import Manifest
+from models.model_runner import CudaFence, CudaModelRunner, DeviceModel, Fence, ModelRunner
 from models.precision import spread_pictures
 from models.repository import ModelRepository
 from server.config import Config, GpuSection, WarmDecoders
 from server.engine_factory import software_pool, warm_counts, warn_of_missing
 from server.gpu_engine import GpuEngine
+from server.head_process.process import HeadProcess
+from server.head_process.shared_results import SharedResults
 from server.lifecycle import StartError
 from server.memory_budget import CONTEXT, BudgetLine, MemoryBudget, arena_lines, decoder_lines, model_lines
 from server.nvtx import ranges_of
@@ -82,6 +85,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         watch.install()
     except (OSError, RuntimeError) as error:
         raise StartError(str(error)) from None
+    heads = _head_process([model.manifest for model in models], gpu) if settings.head_process else None
     software = software_pool(config, niceness=_NICENESS)
     factory = NvdecFactory(
         gpu,
@@ -98,7 +102,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         software=software,
         ensemble=DeviceEnsemble(
             [model.manifest for model in models],
-            functools.partial(open_lanes, models, settings, gpu, budget, ranges),
+            functools.partial(open_runners, models, settings, gpu, budget, ranges, heads),
             largest_wait=settings.largest_wait,
             queue_limit=settings.queue_limit,
             tracer=tracer,
@@ -107,9 +111,35 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         device_name=device_name,
         decoders_per_call=settings.decoders_per_call,
         pci_bus_id=_pci_bus_id(gpu),
-        started=budget.report,
-        ended=watch.close,
+        started=functools.partial(_started, budget, heads),
+        ended=functools.partial(_ended, watch, heads),
     )
+
+
+def _started(budget: MemoryBudget, heads: HeadProcess | None) -> None:
+    budget.report()
+    if heads is not None:
+        heads.start()
+
+
+def _ended(watch: StdoutWatch, heads: HeadProcess | None) -> None:
+    watch.close()
+    if heads is not None:
+        heads.close()
+
+
+def _head_process(manifests: Sequence[Manifest], gpu: Gpu) -> HeadProcess:
+    """Not started: it sees the memory that there is then."""
+    runtime = gpu.cupy.cuda.runtime
+
+    def unpin(address: int) -> None:
+        try:
+            with gpu.cupy.cuda.Device(gpu.device):
+                runtime.hostUnregister(address)
+        except Exception as error:  # a lost GPU
+            _log.warning("memory for results stays pinned: %s: %s", type(error).__name__, error)
+
+    return HeadProcess(manifests, SharedResults(lambda address, size: runtime.hostRegister(address, size, 0), unpin))
 
 
 def _models(config: Config) -> list[_Planned]:
@@ -147,15 +177,20 @@ def warm_decoders(warm: Sequence[WarmDecoders], decodable: Collection[tuple[str,
     return warm_counts(kept)
 
 
-def open_lanes(
-    models: Sequence[_Planned], settings: GpuSection, gpu: Gpu, budget: MemoryBudget, ranges: ProfilerRanges = no_ranges
-) -> tuple[Sequence[Lane], Fence]:
-    """The models' lanes, not open yet, in the precision that each was found to bear. To be called on the thread that infers.
+def open_runners(
+    models: Sequence[_Planned],
+    settings: GpuSection,
+    gpu: Gpu,
+    budget: MemoryBudget,
+    ranges: ProfilerRanges = no_ranges,
+    heads: HeadProcess | None = None,
+) -> tuple[Sequence[ModelRunner], Fence]:
+    """The models' runners, not open yet, in the precision that each was found to bear. To be called on the thread that infers.
 
     Raises `BudgetExceeded` where float32 is needed and does not fit.
     """
     gpu.cupy.cuda.Device(gpu.device).use()
-    lanes: list[Lane] = []
+    runners: list[ModelRunner] = []
     for model in models:
 
         def backend(manifest: Manifest, precision: Precision, *buckets: int, path: Path = model.path) -> CudaBackend:
@@ -174,15 +209,25 @@ def open_lanes(
                 for line in model.lines(settings, precision):
                     budget.put(line)
                 budget.check()
-        lanes.append(
-            DeviceLane(
+        runners.append(
+            CudaModelRunner(
                 DeviceModel(
                     model.manifest, backend(model.manifest, precision, *settings.batch_buckets), make_head(model.manifest)
                 ),
                 ranges=ranges,
             )
         )
-    return lanes, CudaFence()
+    return runners, CudaFence()
+
+
+def _pinned(gpu: Gpu, heads: HeadProcess, size: int) -> Any:
+    """Memory for results that the head process sees, or where that cannot be pinned such as only this process sees."""
+    try:
+        return heads.memory.allocate(size)
+    except Exception as error:  # CUDA's bindings raise whatever they like
+        why = f"{type(error).__name__}: {error}"
+        _log.warning("results are read in this process, memory shared with another cannot be pinned: %s", why)
+        return gpu.cupy.cuda.alloc_pinned_memory(size)
 
 
 def _memory_info(gpu: Gpu) -> tuple[int, int]:

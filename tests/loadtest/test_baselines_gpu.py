@@ -39,7 +39,7 @@ def test_a_frame_becomes_a_picture_of_the_clip_s_size(interleaved: bool) -> None
     assert picture.shown_size == (63, 47)
 
 
-class FakeLane:
+class FakeRunner:
     """Says the level of each picture as the score of one label; knows its batches and the threads that it was used on."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class FakeLane:
 
 
 @pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> FakeLane:
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     monkeypatch.setattr(baselines_gpu, "locate", lambda picture: picture)
 
     class FakeFusion:
@@ -77,13 +77,13 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> FakeLane:
             return SimpleNamespace(shown=[SimpleNamespace(name=f"level {best}", passed=True)])
 
     monkeypatch.setattr(baselines_gpu, "Fusion", FakeFusion)
-    return FakeLane()
+    return FakeRunner()
 
 
 @contextmanager
-def lanes(lane: FakeLane) -> Iterator[list[Any]]:
-    lane.threads.add(threading.get_ident())
-    yield [lane]
+def runners(runner: FakeRunner) -> Iterator[list[Any]]:
+    runner.threads.add(threading.get_ident())
+    yield [runner]
 
 
 class FakeDecoder:
@@ -129,28 +129,28 @@ def test_a_clip_whose_keyframes_do_not_suffice_is_refused(tmp_path: Path) -> Non
         baselines_gpu.Clip(content, tmp_path)
 
 
-def test_frame_by_frame_makes_a_decoder_for_each_call(lane: FakeLane, clip: baselines_gpu.Clip, gpu: Any) -> None:
-    with baselines_gpu.Inference(lanes(lane)) as inference:
+def test_frame_by_frame_makes_a_decoder_for_each_call(runner: FakeRunner, clip: baselines_gpu.Clip, gpu: Any) -> None:
+    with baselines_gpu.Inference(runners(runner)) as inference:
         callers = baselines_gpu.Callers(gpu, clip, inference)
         assert [callers.frame_by_frame() for _ in range(2)] == [["level 0.3"]] * 2
     assert len(FakeDecoder.made) == 2
-    assert lane.batches == [1] * 8
-    assert lane.released == 8
+    assert runner.batches == [1] * 8
+    assert runner.released == 8
 
 
-def test_reconfigured_keeps_its_decoder_and_infers_once_a_call(lane: FakeLane, clip: baselines_gpu.Clip, gpu: Any) -> None:
-    with baselines_gpu.Inference(lanes(lane)) as inference:
+def test_reconfigured_keeps_its_decoder_and_infers_once_a_call(runner: FakeRunner, clip: baselines_gpu.Clip, gpu: Any) -> None:
+    with baselines_gpu.Inference(runners(runner)) as inference:
         callers = baselines_gpu.Callers(gpu, clip, inference)
         found = baselines_gpu.closed_loop(callers.reconfigured, 3, 0.2)
     assert found["labels"] == ["level 0.3"]
     assert found["calls_per_s"] > 0
     assert len(FakeDecoder.made) == 3  # one for each caller
-    assert len(FakeDecoder.opened) == len(lane.batches) == found["latency_ms"]["n"] + 3
+    assert len(FakeDecoder.opened) == len(runner.batches) == found["latency_ms"]["n"] + 3
     assert FakeDecoder.made[0] == str(clip.files[0])
     assert FakeDecoder.opened[0] == str(clip.files[1])  # never the file that is open already
-    assert set(lane.batches) == {4}
-    assert len(lane.threads) == 1
-    assert threading.get_ident() not in lane.threads
+    assert set(runner.batches) == {4}
+    assert len(runner.threads) == 1
+    assert threading.get_ident() not in runner.threads
 
 
 def test_a_caller_that_fails_fails_the_loop_and_leaves_nobody_waiting() -> None:

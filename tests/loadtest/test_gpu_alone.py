@@ -12,7 +12,7 @@ from loadtest.gpu_setup import Setup, jobs_of
 from server.engine import EngineJob
 from tests.decoder_pool.fake_gpu import fake_gpu
 from tests.loadtest.gpu_fakes import PHONE, write_clips
-from tests.models.fake_lanes import FakeLane, grey, lane_manifest
+from tests.models.fake_runners import FakeRunner, grey, runner_manifest
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +22,20 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> EngineJob:
     return asyncio.run(jobs_of((folder / PHONE).read_bytes(), 1))[0]
 
 
-def lanes() -> list[FakeLane]:
-    return [FakeLane(lane_manifest(name), seconds=0.001) for name in ("a", "b")]
+def runners() -> list[FakeRunner]:
+    return [FakeRunner(runner_manifest(name), seconds=0.001) for name in ("a", "b")]
 
 
 @pytest.mark.parametrize("with_pictures", [False, True])
 def test_models_flat_out_and_batch_by_batch(with_pictures: bool) -> None:
     from models.preprocess_cuda import locate
 
-    made = lanes()
+    made = runners()
     pictures = [locate(grey(level)) for level in range(8)] if with_pictures else None
     assert gpu_alone.batch_ms(made, 4, pictures, 3) >= 1
     assert gpu_alone.flat_out(made, 8, pictures, 0.1) > 0
-    assert [lane.held for lane in made] == [0, 0]
-    sizes = {len(batch) for lane in made for batch in lane.batches}
+    assert [runner.held for runner in made] == [0, 0]
+    sizes = {len(batch) for runner in made for batch in runner.batches}
     assert sizes == ({4, 8} if with_pictures else set())
 
 

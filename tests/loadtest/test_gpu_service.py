@@ -1,4 +1,4 @@
-"""The parts around a server, on a GPU that is not there: FFmpeg for its decoders, lanes that know no pictures."""
+"""The parts around a server, on a GPU that is not there: FFmpeg for its decoders, runners that know no pictures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 
 from loadtest import gpu, gpu_service
 from loadtest.gpu_setup import Setup
-from models.device_lane import Enqueued
+from models.model_runner import Enqueued
 from models.preprocess import layout
 from models.preprocess_cuda import Located, Prepared
 from models.result import FrameResult
 from models.spec import Placement
 from server import gpu_factory
 from tests.loadtest.gpu_fakes import OTHER, PHONE, FakeEngine, write_clips
-from tests.models.fake_lanes import FakeFence, FakeLane, Results
+from tests.models.fake_runners import FakeFence, FakeRunner, Results
 from tests.server.gpu_machine import GpuMachine
 
 NAMES = ["open-nsfw", "efficientnet-lite0", "centerface", "ppocr-text"]
@@ -37,8 +37,8 @@ class Nothing:
         return [FrameResult() for _ in placements]
 
 
-class Blind(FakeLane):
-    """A lane that looks at no picture."""
+class Blind(FakeRunner):
+    """A runner that looks at no picture."""
 
     def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
         placed = [layout(self.manifest.inputs.geometry, *each.picture.shown_size) for each in pictures]
@@ -46,11 +46,11 @@ class Blind(FakeLane):
         return Enqueued(prepared, None, Results(self, np.zeros((len(pictures), 1), np.float32)))
 
 
-def blind_lanes(models: Sequence[Any], settings: Any, *_: Any) -> tuple[list[Blind], FakeFence]:
-    lanes = [Blind(model.manifest, buckets=settings.batch_buckets) for model in models]
-    for lane in lanes:
-        lane.head = Nothing()  # type: ignore[assignment]
-    return lanes, FakeFence()
+def blind_runners(models: Sequence[Any], settings: Any, *_: Any) -> tuple[list[Blind], FakeFence]:
+    runners = [Blind(model.manifest, buckets=settings.batch_buckets) for model in models]
+    for runner in runners:
+        runner.head = Nothing()  # type: ignore[assignment]
+    return runners, FakeFence()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def setup(monkeypatch: pytest.MonkeyPatch, models_folder: Path, tmp_path: Path) 
     )
     cupy.get_default_pinned_memory_pool = lambda: SimpleNamespace(malloc=None, n_free_blocks=lambda: 3)
     cupy.cuda.set_allocator = cupy.cuda.set_pinned_memory_allocator = lambda allocator: None
-    monkeypatch.setattr(gpu_factory, "open_lanes", blind_lanes)
+    monkeypatch.setattr(gpu_factory, "open_runners", blind_runners)
     monkeypatch.setattr("loadtest.gpu_setup.PHONE", PHONE)
     monkeypatch.setattr(gpu_service, "USUAL", (OTHER,))
     monkeypatch.setenv("KEYGLANCE_GPU__ARENA_PICTURES", "[40, 1, 1]")

@@ -20,7 +20,7 @@ from keyglance.errors import DeadlineExceeded, ModelFailed, UnknownModel, Worker
 from models.batch_plan import BatchPlan
 from models.device_ensemble import DeviceEnsemble
 from models.frame_group import FrameAnswer, FrameGroup
-from tests.models.fake_lanes import CountedLease, FakeFence, FakeLane, grey, lane_manifest
+from tests.models.fake_runners import CountedLease, FakeFence, FakeRunner, grey, runner_manifest
 
 NEVER = 60.0
 
@@ -28,7 +28,7 @@ NEVER = 60.0
 @dataclass
 class Bench:
     ensemble: DeviceEnsemble
-    lanes: dict[str, FakeLane]
+    runners: dict[str, FakeRunner]
     leases: list[CountedLease] = field(default_factory=list)
     answers: list[FrameAnswer] = field(default_factory=list)
 
@@ -55,34 +55,34 @@ class Bench:
 
     @property
     def sizes(self) -> list[int]:
-        return [len(batch) for batch in self.lanes["first"].batches]
+        return [len(batch) for batch in self.runners["first"].batches]
 
 
 @asynccontextmanager
 async def bench(*, start: bool = True, gate: bool = False, **rest: Any) -> AsyncIterator[Bench]:
-    lanes = {
-        "first": FakeLane(lane_manifest("first", required=True)),
-        "second": FakeLane(lane_manifest("second", canvases=((16, 32), (32, 16)))),
+    runners = {
+        "first": FakeRunner(runner_manifest("first", required=True)),
+        "second": FakeRunner(runner_manifest("second", canvases=((16, 32), (32, 16)))),
     }
     ensemble = DeviceEnsemble(
-        [lane.manifest for lane in lanes.values()],
-        lambda: (list(lanes.values()), FakeFence()),
+        [runner.manifest for runner in runners.values()],
+        lambda: (list(runners.values()), FakeFence()),
         **{"largest_wait": NEVER, "queue_limit": 64, **rest},
     )
     if start:
         await ensemble.start()
         ensemble.plan = BatchPlan({2: 1.0, 4: 1.0, 8: 1.0})  # a batch is never better apart
     if gate:
-        lanes["first"].gate = threading.Event()
-    b = Bench(ensemble, lanes)
+        runners["first"].gate = threading.Event()
+    b = Bench(ensemble, runners)
     try:
         yield b
     finally:
-        if (opened := lanes["first"].gate) is not None:
+        if (opened := runners["first"].gate) is not None:
             opened.set()
         await ensemble.close()
         assert [lease.holders for lease in b.leases] == [0] * len(b.leases)
-        assert all(lane.held == 0 for lane in lanes.values())
+        assert all(runner.held == 0 for runner in runners.values())
 
 
 async def test_every_frame_gets_its_own_scores_of_every_model_on_one_thread() -> None:
@@ -97,8 +97,8 @@ async def test_every_frame_gets_its_own_scores_of_every_model_on_one_thread() ->
                 name: {f"{name}-level": pytest.approx(answer.tag / 255)} for name in ("first", "second")
             }
             assert 0 < answer.since <= answer.began <= answer.enqueued <= answer.ended
-    assert len(b.lanes["first"].threads | b.lanes["second"].threads) == 1
-    assert threading.get_ident() not in b.lanes["first"].threads
+    assert len(b.runners["first"].threads | b.runners["second"].threads) == 1
+    assert threading.get_ident() not in b.runners["first"].threads
 
 
 async def test_batches_and_their_results_are_ranges_for_a_profiler() -> None:
@@ -121,7 +121,7 @@ async def test_batches_and_their_results_are_ranges_for_a_profiler() -> None:
         "results",
         "end results",
     ]
-    assert {thread for name, thread in seen if "enqueue" in name} == b.lanes["first"].threads
+    assert {thread for name, thread in seen if "enqueue" in name} == b.runners["first"].threads
 
 
 async def test_an_idle_ensemble_waits_for_all_frames_of_a_call_and_no_longer() -> None:
@@ -179,7 +179,7 @@ async def test_a_busy_ensemble_gathers_and_enqueues_only_full_batches_behind_the
             b.submit(b.group(1), level)
         await asyncio.sleep(0.03)
         assert b.sizes == [1, 8]
-        opened = b.lanes["first"].gate
+        opened = b.runners["first"].gate
         assert opened is not None
         opened.set()
         await b.answered(29)
@@ -207,7 +207,7 @@ async def test_frames_of_several_calls_share_a_batch_and_those_of_other_canvases
             b.submit(b.group(1), level)
             b.submit(b.group(1), level, width=48, height=64)
             b.submit(b.group(1, models=("first",)), level)
-        opened = b.lanes["first"].gate
+        opened = b.runners["first"].gate
         assert opened is not None
         opened.set()
         answers = await b.answered(7)
@@ -224,8 +224,8 @@ async def test_every_model_waits_for_all_pictures_that_are_on_their_way_into_the
         alone = b.group(1)
         b.submit(alone, 50)
         await b.answered(5)
-    for lane in b.lanes.values():
-        assert lane.ready == [("copy 1", "copy 3"), None]
+    for runner in b.runners.values():
+        assert runner.ready == [("copy 1", "copy 3"), None]
 
 
 async def test_a_wait_that_cannot_be_enqueued_fails_its_batch_and_the_next_one_runs() -> None:
@@ -260,7 +260,7 @@ async def test_calls_that_are_kept_apart_wait_for_all_their_frames_and_have_a_ba
         b.ensemble.across_calls = True
         for _ in range(3):
             b.submit(b.group(1), 40)
-        opened = b.lanes["first"].gate
+        opened = b.runners["first"].gate
         assert opened is not None
         opened.set()
         await b.answered(9)
@@ -298,7 +298,7 @@ async def test_discarded_frames_leave_the_queue_and_nobody_hears_of_them() -> No
         b.submit(queued, 3)  # a decoder that had not heard of it
         assert b.leases[2].holders == 0
         b.ensemble.discard(running)
-        opened = b.lanes["first"].gate
+        opened = b.runners["first"].gate
         assert opened is not None
         opened.set()
         await b.until(lambda: "0 batches" in repr(b.ensemble))
@@ -314,7 +314,7 @@ async def test_late_frames_fail_and_enter_no_batch() -> None:
         b.submit(b.group(1, deadline=time.monotonic() + 0.01), 2)
         b.submit(b.group(1), 3)
         await asyncio.sleep(0.02)
-        opened = b.lanes["first"].gate
+        opened = b.runners["first"].gate
         assert opened is not None
         opened.set()
         by_tag = {answer.tag: answer for answer in await b.answered(3)}
@@ -329,7 +329,7 @@ async def test_a_model_that_fails_fails_its_batch_and_the_next_one_runs(fault: s
     async with bench() as b:
         heard: list[int] = []
         b.ensemble.on_failure = lambda: heard.append(1)
-        setattr(b.lanes[model], fault, True)
+        setattr(b.runners[model], fault, True)
         b.submit(b.group(1), 1)
         (answer,) = await b.answered(1)
         if model == "first":
@@ -340,7 +340,7 @@ async def test_a_model_that_fails_fails_its_batch_and_the_next_one_runs(fault: s
             assert set(answer.results) == {"first"}
             assert "cuda" in answer.failed["second"]
         assert heard
-        setattr(b.lanes[model], fault, False)
+        setattr(b.runners[model], fault, False)
         b.submit(b.group(1), 2)
         assert set((await b.answered(2))[1].results) == {"first", "second"}
 
@@ -356,7 +356,7 @@ async def test_without_any_model_a_frame_has_no_results() -> None:
 
 async def test_a_row_that_is_not_finite_fails_alone() -> None:
     async with bench() as b:
-        b.lanes["second"].nan = True
+        b.runners["second"].nan = True
         group = b.group(3)
         for level in (0, 10, 20):
             b.submit(group, level)
@@ -377,10 +377,10 @@ async def test_a_picture_in_host_memory_is_refused_and_its_slot_goes_back() -> N
 
 async def test_a_start_that_fails_closes_everything() -> None:
     async with bench(start=False) as b:
-        b.lanes["second"].open_fails = True
+        b.runners["second"].open_fails = True
         with pytest.raises(RuntimeError, match="out of memory"):
             await b.ensemble.start()
-        assert b.lanes["first"].closed
+        assert b.runners["first"].closed
 
 
 async def test_close_fails_what_is_queued_and_what_comes_later() -> None:
@@ -402,8 +402,8 @@ async def test_models_are_chosen_by_name() -> None:
 async def test_many_calls_from_many_threads_with_cancellations_leave_nothing_behind() -> None:
     rng = random.Random(5)
     async with bench(largest_wait=0.002) as b:
-        for lane in b.lanes.values():
-            lane.seconds = 0.001
+        for runner in b.runners.values():
+            runner.seconds = 0.001
         heard: dict[int, list[object]] = {}
 
         async def call(number: int) -> None:

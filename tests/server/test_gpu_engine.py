@@ -29,7 +29,7 @@ from models.device_ensemble import DeviceEnsemble
 from server.degradation import DegradationReason
 from server.engine import EngineJob, EngineResult
 from server.gpu_engine import GpuEngine
-from tests.models.fake_lanes import CountedLease, FakeFence, FakeLane, grey, lane_manifest, on_gpu
+from tests.models.fake_runners import CountedLease, FakeFence, FakeRunner, grey, on_gpu, runner_manifest
 
 CONFIG = StreamConfig("h264", 64, 48)
 
@@ -113,7 +113,7 @@ class Bench:
     gpu: FakeGpu
     pool: DecoderPool
     software: DecoderPool
-    lanes: dict[str, FakeLane]
+    runners: dict[str, FakeRunner]
 
     async def assert_quiet(self) -> None:
         for _ in range(200):
@@ -145,14 +145,14 @@ async def bench(script: FakeScript | None = None, *, limit: int = 3) -> AsyncIte
         limit=limit,
         size_classes=(64, 2048),
     )
-    lanes = {"first": FakeLane(lane_manifest("first", required=True)), "second": FakeLane(lane_manifest("second"))}
+    runners = {"first": FakeRunner(runner_manifest("first", required=True)), "second": FakeRunner(runner_manifest("second"))}
     ensemble = DeviceEnsemble(
-        [lane.manifest for lane in lanes.values()], lambda: (list(lanes.values()), FakeFence()), largest_wait=0.01
+        [runner.manifest for runner in runners.values()], lambda: (list(runners.values()), FakeFence()), largest_wait=0.01
     )
     engine = GpuEngine(factory=gpu, pool=pool, software=software, ensemble=ensemble, device_name="a GPU")
     await engine.start()
     try:
-        yield Bench(engine, gpu, pool, software, lanes)
+        yield Bench(engine, gpu, pool, software, runners)
     finally:
         await engine.close()
         assert gpu.closed
@@ -245,7 +245,7 @@ async def test_models_asked_for_by_name_run_alone() -> None:
     async with bench() as b:
         result = await b.engine.run(job(models=("second",)))
         assert all(set(frame.results) == {"second"} for frame in result.frames)
-        assert b.lanes["first"].batches == []
+        assert b.runners["first"].batches == []
         with pytest.raises(UnknownModel):
             await b.engine.run(job(models=("nope",)))
         await b.assert_quiet()
@@ -264,7 +264,7 @@ async def test_thumbnails_are_upright_and_belong_to_their_frames() -> None:
 
 async def test_an_optional_model_that_fails_is_left_out_of_every_frame() -> None:
     async with bench() as b:
-        b.lanes["second"].nan = True
+        b.runners["second"].nan = True
         result = await b.engine.run(job(4))
         assert all(set(frame.results) == {"first"} for frame in result.frames)
         assert [told.reason for told in result.degradations] == [DegradationReason.MODEL_LEFT_OUT]
@@ -272,10 +272,10 @@ async def test_an_optional_model_that_fails_is_left_out_of_every_frame() -> None
 
 async def test_a_required_model_that_fails_fails_its_call_and_no_later_one() -> None:
     async with bench() as b:
-        b.lanes["first"].fails = True
+        b.runners["first"].fails = True
         with pytest.raises(ModelFailed, match="IllegalAddress"):
             await b.engine.run(job(4))
-        b.lanes["first"].fails = False
+        b.runners["first"].fails = False
         await b.assert_quiet()
         await b.engine.run(job(4))
 
@@ -284,7 +284,7 @@ async def test_a_lost_gpu_is_told_and_ends_the_engine() -> None:
     async with bench() as b:
         assert b.engine.healthy
         b.gpu.wrong = "cudaErrorECCUncorrectable"
-        b.lanes["first"].fails = True
+        b.runners["first"].fails = True
         with pytest.raises(GpuLost, match="ECC"):
             await b.engine.run(job(4))
         assert not b.engine.healthy
@@ -336,8 +336,8 @@ async def test_what_it_says_of_itself() -> None:
 async def test_calls_cancelled_at_any_moment_leave_nothing_behind() -> None:
     rng = random.Random(11)
     async with bench(FakeScript(picture=level_of, picture_delay=0.002)) as b:
-        for lane in b.lanes.values():
-            lane.seconds = 0.002
+        for runner in b.runners.values():
+            runner.seconds = 0.002
 
         async def call(number: int) -> None:
             config = StreamConfig("av1", 64, 48) if number % 5 == 0 else CONFIG

@@ -22,7 +22,7 @@ from server.assembly import assemble
 from server.config import Config, GpuSection, WarmDecoders
 from server.engine_factory import make_engine
 from server.gpu_engine import GpuEngine
-from server.gpu_factory import gpu_engine, open_lanes, warm_decoders
+from server.gpu_factory import gpu_engine, open_runners, warm_decoders
 from server.lifecycle import StartError
 from server.local_engine import LocalEngine
 from server.memory_budget import GIB, MIB, BudgetExceeded, BudgetLine, MemoryBudget
@@ -203,9 +203,9 @@ def test_a_model_runs_in_float16_where_its_manifest_and_the_check_allow_it(
     settings = GpuSection(batch_buckets=(4, 8), cuda_graphs=False)
     models = planned("open-nsfw", "centerface")
     with caplog.at_level(logging.INFO):
-        lanes, _ = open_lanes(models, settings, machine.gpu, budget_of(models, settings, 100 * GIB))
-    assert [lane.manifest.name for lane in lanes] == ["open-nsfw", "centerface"]
-    assert [lane.buckets for lane in lanes] == [(4, 8), (4, 8)]
+        runners, _ = open_runners(models, settings, machine.gpu, budget_of(models, settings, 100 * GIB))
+    assert [runner.manifest.name for runner in runners] == ["open-nsfw", "centerface"]
+    assert [runner.buckets for runner in runners] == [(4, 8), (4, 8)]
     *tried, nsfw, face = backends
     assert [(backend.precision, backend.closed) for backend in tried] == [(Precision.FLOAT32, True), (Precision.FLOAT16, True)]
     assert [(backend.precision, backend.closed) for backend in (nsfw, face)] == [
@@ -224,19 +224,19 @@ def test_a_model_that_fails_the_check_runs_in_float32_and_the_budget_knows(
     models = planned("open-nsfw")
     budget = budget_of(models, settings, 100 * GIB)
     before = budget.planned
-    open_lanes(models, settings, machine.gpu, budget)
+    open_runners(models, settings, machine.gpu, budget)
     assert backends[-1].precision is Precision.FLOAT32
     assert budget.planned > before + GIB // 2
     assert len(budget.lines) == 2
     assert "model open-nsfw runs in float32, not in float16: output 'outputs' moves by up to 0.1000" in caplog.text
     with pytest.raises(BudgetExceeded):  # float32 does not fit where float16 did
-        open_lanes(models, settings, machine.gpu, budget_of(models, settings, before))
+        open_runners(models, settings, machine.gpu, budget_of(models, settings, before))
 
 
 def test_float16_can_be_turned_off(machine: GpuMachine, backends: list[FakeBackend]) -> None:
     settings = GpuSection(half_precision=False)
     models = planned("open-nsfw")
-    open_lanes(models, settings, machine.gpu, budget_of(models, settings, 100 * GIB))
+    open_runners(models, settings, machine.gpu, budget_of(models, settings, 100 * GIB))
     assert [backend.precision for backend in backends] == [Precision.FLOAT32]
 
 

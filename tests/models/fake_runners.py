@@ -1,4 +1,4 @@
-"""A device of threads: lanes whose results come after a while, and pictures whose slots are counted."""
+"""A device of threads: runners whose results come after a while, and pictures whose slots are counted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from decoder_pool.picture import Picture
 from models.backends.fake import fake_manifest
-from models.device_lane import Enqueued
 from models.manifest import LabelSpec, Manifest
+from models.model_runner import Enqueued
 from models.preprocess import layout
 from models.preprocess_cuda import Located, Prepared
 from models.result import FrameResult
@@ -61,7 +61,7 @@ def grey(level: int, width: int = 64, height: int = 48, lease: Any = None) -> Pi
     return Picture(tuple(on_gpu(plane) for plane in planes), width, height, lease=lease or CountedLease())
 
 
-def lane_manifest(name: str, *, required: bool = False, **rest: Any) -> Manifest:
+def runner_manifest(name: str, *, required: bool = False, **rest: Any) -> Manifest:
     return fake_manifest(name, [LabelSpec(f"{name}-level")], required=required, **rest)
 
 
@@ -83,26 +83,26 @@ class LevelHead:
 
 
 class Results:
-    def __init__(self, lane: FakeLane, values: Any) -> None:
-        self._lane, self._values = lane, values
-        self._ready = time.monotonic() + lane.seconds
-        lane.held += 1
-        assert lane.held <= 3, "more results are held than a backend has room for"
+    def __init__(self, runner: FakeRunner, values: Any) -> None:
+        self._runner, self._values = runner, values
+        self._ready = time.monotonic() + runner.seconds
+        runner.held += 1
+        assert runner.held <= 3, "more results are held than a backend has room for"
 
     def outputs(self) -> Mapping[str, Any]:
-        if self._lane.gate is not None:
-            assert self._lane.gate.wait(10)
+        if self._runner.gate is not None:
+            assert self._runner.gate.wait(10)
         time.sleep(max(0.0, self._ready - time.monotonic()))
-        if self._lane.results_fail:
+        if self._runner.results_fail:
             raise RuntimeError("cudaErrorLaunchFailure")
         return {"scores": self._values}
 
     def release(self) -> None:
-        self._lane.held -= 1
+        self._runner.held -= 1
 
 
-class FakeLane:
-    """As `models.device_lane.Lane`: a picture's score is its mean luma over 255; level 0 gives NaN where `nan` is set."""
+class FakeRunner:
+    """As `models.model_runner.ModelRunner`: a picture's score is its mean luma over 255; level 0 gives NaN where `nan` is set."""
 
     def __init__(self, manifest: Manifest, *, seconds: float = 0.0, buckets: tuple[int, ...] = (2, 4, 8)) -> None:
         self.manifest = manifest

@@ -30,8 +30,8 @@ class OnTheWay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What `Lane.enqueue` gives: where each picture lies on the canvas, the event behind the last use of the pictures' planes
-    (None where that is over), and the results to come.
+    """What `ModelRunner.enqueue` gives: where each picture lies on the canvas, the event behind the last use of the pictures'
+    planes (None where that is over), and the results to come.
     """
 
     prepared: tuple[Prepared, ...]
@@ -39,7 +39,7 @@ class Enqueued:
     results: OnTheWay
 
 
-class Lane(Protocol):
+class ModelRunner(Protocol):
     """One model as an ensemble on a device uses it: everything on one thread, but for `Enqueued.results` and `head`."""
 
     @property
@@ -95,8 +95,8 @@ class DeviceModel:
     head: Head
 
 
-class DeviceLane:
-    """`Lane` of a `CudaBackend`: `CudaPreprocessor` writes into the network's input on the same stream."""
+class CudaModelRunner:
+    """`ModelRunner` of a `CudaBackend`: `CudaPreprocessor` writes into the network's input on the same stream."""
 
     def __init__(self, model: DeviceModel, *, ranges: ProfilerRanges = no_ranges) -> None:
         self._ranges = ranges
@@ -107,21 +107,21 @@ class DeviceLane:
 
     @property
     def manifest(self) -> Manifest:
-        """As `Lane.manifest`."""
+        """As `ModelRunner.manifest`."""
         return self._model.manifest
 
     @property
     def head(self) -> Head:
-        """As `Lane.head`."""
+        """As `ModelRunner.head`."""
         return self._model.head
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """As `Lane.buckets`."""
+        """As `ModelRunner.buckets`."""
         return self._backend.buckets
 
     def open(self) -> None:
-        """As `Lane.open`: loads, captures every graph, compiles the preprocessing."""
+        """As `ModelRunner.open`: loads, captures every graph, compiles the preprocessing."""
         self._backend.load()
         self._calls = cuda_calls(importlib.import_module("cupy"))
         self._backend.warm([1, self.buckets[-1]])
@@ -130,7 +130,7 @@ class DeviceLane:
         )
 
     def enqueue(self, pictures: Sequence[Located], ready: Any = None) -> Enqueued:
-        """As `Lane.enqueue`."""
+        """As `ModelRunner.enqueue`."""
         if self._preprocessor is None or self._calls is None:
             raise RuntimeError(f"model {self.manifest.name!r} is not open")
         if ready is not None:
@@ -143,16 +143,16 @@ class DeviceLane:
             return Enqueued(prepared, self._preprocessor.sent, self._backend.launch(canvas, size))
 
     def rehearse(self, size: int) -> OnTheWay:
-        """As `Lane.rehearse`, on the first canvas."""
+        """As `ModelRunner.rehearse`, on the first canvas."""
         return self._backend.launch(self.manifest.inputs.geometry.canvases[0], size)
 
     def close(self) -> None:
-        """As `Lane.close`."""
+        """As `ModelRunner.close`."""
         self._preprocessor = None
         self._backend.close()
 
     def __repr__(self) -> str:
-        return f"<DeviceLane {self._backend!r}>"
+        return f"<CudaModelRunner {self._backend!r}>"
 
 
 class CudaFence:
