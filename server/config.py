@@ -316,6 +316,10 @@ class GpuSection(_Section):
     cuda_graphs: bool = Field(
         default=True, description="Whether networks run as CUDA graphs, which halves what a small batch takes."
     )
+    head_process: bool = Field(
+        default=True,
+        description="Whether a process of its own reads what the networks found, so that the engine's threads do not hold it up.",
+    )
     memory_fraction: float = Field(
         default=0.9,
         description="Share of the GPU's memory, as it is free at start, that may be planned for; more than 0, at most 1.",

@@ -209,14 +209,11 @@ def open_runners(
                 for line in model.lines(settings, precision):
                     budget.put(line)
                 budget.check()
-        runners.append(
-            CudaModelRunner(
-                DeviceModel(
-                    model.manifest, backend(model.manifest, precision, *settings.batch_buckets), make_head(model.manifest)
-                ),
-                ranges=ranges,
-            )
-        )
+        made = backend(model.manifest, precision, *settings.batch_buckets)
+        if heads is not None:
+            made.pinned = functools.partial(_pinned, gpu, heads)
+        head = make_head(model.manifest) if heads is None else heads.head(model.manifest)
+        runners.append(CudaModelRunner(DeviceModel(model.manifest, made, head), ranges=ranges))
     return runners, CudaFence()
 
 

@@ -17,7 +17,7 @@ import bisect
 import enum
 import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +110,8 @@ class CudaBackend:
         self._cupy: Any = None
         self._stream: Any = None
         self._calls: CudaCalls
+        #: Makes pinned memory of so many bytes for results; None: CuPy does. Set before `warm`.
+        self.pinned: Callable[[int], Any] | None = None
         self._name = ""
         self._inputs: dict[tuple[int, int], Any] = {}
         self._networks: dict[tuple[tuple[int, int], int], Network] = {}
@@ -177,7 +179,7 @@ class CudaBackend:
             sum(array.dtype.itemsize * int(np.prod(array.shape)) + _ALIGNMENT for array in network.outputs.values())
             for network in self._networks.values()
         )
-        self._pinned = _Results(self._cupy, self._calls, size, self._results)
+        self._pinned = _Results(self._cupy, self._calls, self.pinned or self._cupy.cuda.alloc_pinned_memory, size, self._results)
         warm_up(self, self.manifest, batch_sizes)
 
     def input(self, canvas: tuple[int, int], size: int) -> Any:
@@ -276,11 +278,11 @@ class _Room:
 class _Results:
     """Pinned memory for the results of a few batches."""
 
-    def __init__(self, cupy: Any, calls: CudaCalls, size: int, count: int) -> None:
+    def __init__(self, cupy: Any, calls: CudaCalls, allocate: Callable[[int], Any], size: int, count: int) -> None:
         self.finish = calls.finish
         self._lock = threading.Lock()
         self._count = count
-        self._free = [_Room(cupy.cuda.alloc_pinned_memory(size), cupy.cuda.Event(disable_timing=True)) for _ in range(count)]
+        self._free = [_Room(allocate(size), cupy.cuda.Event(disable_timing=True)) for _ in range(count)]
 
     def take(self, model: str) -> _Room:
         with self._lock:
