@@ -25,10 +25,11 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Meter
+from opentelemetry.sdk.environment_variables import OTEL_SPAN_LINK_COUNT_LIMIT
 from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
@@ -50,6 +51,8 @@ from server.trace_readings import TraceReadings
 
 SCOPE = "keyglance"
 
+# A batch is linked to every call in it: as many as the largest that can be configured has frames. The SDK would keep 128.
+_MOST_LINKS = 1024
 # Seconds; what every queue takes when nothing is in it is no wait.
 _LEAST_WAIT = 1e-4
 
@@ -139,7 +142,10 @@ class Telemetry:
         if console is not None:
             processors.append(SimpleSpanProcessor(TreeExporter(console)))
         # Recorded is what anybody wants; what is sent is decided at the end of a call.
-        tracers = TracerProvider(ALWAYS_ON if processors else ALWAYS_OFF, resource=resource, shutdown_on_exit=False)
+        limits = SpanLimits(max_links=None if OTEL_SPAN_LINK_COUNT_LIMIT in os.environ else _MOST_LINKS)
+        tracers = TracerProvider(
+            ALWAYS_ON if processors else ALWAYS_OFF, resource=resource, shutdown_on_exit=False, span_limits=limits
+        )
         for processor in processors:
             tracers.add_span_processor(processor)
         exemplars = AlwaysOnExemplarFilter() if sampler is None else KeptExemplars(sampler)  # logs have the ids of all

@@ -17,6 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, StatusCode, set_span_in_context
 
 from keyglance.errors import CorruptVideo
@@ -70,6 +71,22 @@ def test_pieces_of_one_step_are_joined(observed):
     for piece in (StepTiming("decode", 2, 4, 0.5, 1), StepTiming("infer", 3, 9), StepTiming("decode", 1, 3, 0.25, 2)):
         steps.add(piece)
     assert steps.timings == (StepTiming("decode", 1, 4, 0.75, 3), StepTiming("infer", 3, 9))
+
+
+def test_a_batch_is_linked_to_every_call_in_it(observed):
+    callers = [observed.telemetry.tracer.start_span("call").get_span_context() for _ in range(1024)]
+    observed.telemetry.tracer.start_span("infer_batch", links=[Link(caller) for caller in callers]).end()
+    assert [link.context for link in observed.span("infer_batch").links] == callers
+
+
+def test_a_lower_limit_of_links_can_be_had(monkeypatch):
+    monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "3")
+    spans = InMemorySpanExporter()
+    tracer = Telemetry.create(version="1", span_processors=[SimpleSpanProcessor(spans)]).tracer
+    callers = [tracer.start_span("call").get_span_context() for _ in range(5)]
+    tracer.start_span("infer_batch", links=[Link(caller) for caller in callers]).end()
+    (span,) = spans.get_finished_spans()
+    assert len(span.links) == 3
 
 
 async def test_steps_of_concurrent_tasks_keep_their_parents(observed):
