@@ -273,6 +273,10 @@ class GpuSection(_Section):
     decoders_per_call: PositiveInt = Field(
         default=4, description="Most hardware decoders that one call's pictures spread over, where so many are idle. 1 or more."
     )
+    busy_decoders: PositiveInt = Field(
+        default=8,
+        description="Hardware decoders at work with which all of the GPU's decoding engines are busy, or one a call; 1 or more.",
+    )
     warm: tuple[WarmDecoders, ...] = Field(
         default=(
             WarmDecoders(count=16),  # the keyframes of one call, all at once, and so many keep every engine busy

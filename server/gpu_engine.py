@@ -204,6 +204,7 @@ class GpuEngine:
         ensemble: DeviceEnsemble,
         device_name: str,
         decoders_per_call: int = 4,
+        busy_decoders: int = 8,
         pci_bus_id: str = "",
         thumbnail_threads: int = 2,
         started: Callable[[], None] = lambda: None,
@@ -215,6 +216,8 @@ class GpuEngine:
         self._software = software
         self._device_name = device_name
         self._decoders_per_call = decoders_per_call
+        self._busy_decoders = busy_decoders
+        self._at_work = 0  # hardware decoders
         self._pci_bus_id = pci_bus_id
         self._hardware = tuple(
             HardwareFormat(codec, depth, chroma, bounds.width, bounds.height)
@@ -256,10 +259,10 @@ class GpuEngine:
 
     def stats(self) -> EngineStats:
         """How it stands."""
-        batchers = self.ensemble.snapshot()
+        models = self.ensemble.snapshot()
         return EngineStats(
-            queues=tuple(queue for each in batchers for queue in QueueStats.of(each)),
-            batches=tuple(BatchStats.of(each) for each in batchers),
+            queues=QueueStats.of_device(models),
+            batches=BatchStats.of_device(models),
             pools=tuple(PoolStats.of(pool.snapshot()) for pool in (self._pool, self._software)),
             healthy=self.healthy,
             pci_bus_id=self._pci_bus_id,
@@ -324,13 +327,24 @@ class GpuEngine:
         work.decode.begin = work.decode.end = time.monotonic()
         refused = self._factory.refuses(job.config)
         work.in_software = refused or ""
-        pool, most = (self._software, len(job.units)) if refused else (self._pool, self._decoders_per_call)
+        pool, most = (self._software, len(job.units)) if refused else (self._pool, self._most_decoders)
         leases = await pool.lease(job.config, deadline=job.deadline, most=min(most, len(job.units)), priority=job.priority)
         work.waited_for_decoders = max(lease.waited for lease in leases)
         work.created = sum(lease.created for lease in leases)
+        self._at_work += 0 if refused else len(leases)
         for lease in leases:
             task = group.create_task(self._in_software(work, lease) if refused else self._in_hardware(work, lease))
-            task.add_done_callback(functools.partial(_give_back, lease))
+            task.add_done_callback(functools.partial(self._give_back, lease, hardware=not refused))
+
+    @property
+    def _most_decoders(self) -> int:
+        """Of the hardware, for the next call: what keeps its engines busy is shared, since more threads only hold each other up."""
+        return max(1, min(self._decoders_per_call, self._busy_decoders - self._at_work))
+
+    def _give_back(self, lease: Lease, _: asyncio.Task[None], *, hardware: bool) -> None:
+        """Also of a task that was cancelled before its first step."""
+        self._at_work -= hardware
+        lease.release()
 
     async def _in_hardware(self, work: _Work, lease: Lease) -> None:
         try:
@@ -378,11 +392,6 @@ class GpuEngine:
 
 
 _UPRIGHT: Any = Orientation()
-
-
-def _give_back(lease: Lease, _: asyncio.Task[None]) -> None:
-    """Also of a task that was cancelled before its first step."""
-    lease.release()
 
 
 def _in_time(work: _Work) -> None:

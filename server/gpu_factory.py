@@ -110,6 +110,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         ),
         device_name=device_name,
         decoders_per_call=settings.decoders_per_call,
+        busy_decoders=settings.busy_decoders,
         pci_bus_id=_pci_bus_id(gpu),
         started=functools.partial(_started, budget, heads),
         ended=functools.partial(_ended, watch, heads),

@@ -127,7 +127,9 @@ class Bench:
         return (
             self.gpu.slots.held == self.engine.jobs_in_flight == 0
             and all(pool.waiting == pool.count(DecoderState.LEASED) == 0 for pool in pools)
-            and all(queue.queued == queue.in_flight == 0 for queue in self.engine.ensemble.snapshot())
+            and self.engine._at_work == 0
+            and self.engine.ensemble.snapshot().queued == 0
+            and all(model.in_flight == 0 for model in self.engine.ensemble.snapshot().models)
         )
 
 
@@ -136,7 +138,7 @@ def level_of(sample: int, config: StreamConfig) -> Picture:
 
 
 @asynccontextmanager
-async def bench(script: FakeScript | None = None, *, limit: int = 3) -> AsyncIterator[Bench]:
+async def bench(script: FakeScript | None = None, *, limit: int = 3, **rest: int) -> AsyncIterator[Bench]:
     script = script or FakeScript(picture=level_of)
     gpu = FakeGpu(script=script, kind="nvdec", refused={"av1": "this GPU does not decode av1"})
     pool = DecoderPool(factory=gpu, limit=limit, size_classes=(64, 2048))
@@ -149,7 +151,7 @@ async def bench(script: FakeScript | None = None, *, limit: int = 3) -> AsyncIte
     ensemble = DeviceEnsemble(
         [runner.manifest for runner in runners.values()], lambda: (list(runners.values()), FakeFence()), largest_wait=0.01
     )
-    engine = GpuEngine(factory=gpu, pool=pool, software=software, ensemble=ensemble, device_name="a GPU")
+    engine = GpuEngine(factory=gpu, pool=pool, software=software, ensemble=ensemble, device_name="a GPU", **rest)
     await engine.start()
     try:
         yield Bench(engine, gpu, pool, software, runners)
@@ -331,6 +333,22 @@ async def test_what_it_says_of_itself() -> None:
         assert [state.kind for state in info.decoders] == ["nvdec", "cpu"]
         assert info.device == "a GPU"
         assert {each.model: sum(n * c for n, c in each.fill.items()) for each in stats.batches} == {"first": 4, "second": 4}
+        assert [(queue.queue, queue.model, queue.depth) for queue in stats.queues] == [("infer", "", 0)]
+
+
+async def test_decoders_that_keep_the_hardware_busy_are_shared_by_the_calls_that_decode() -> None:
+    script = FakeScript(picture=level_of, picture_delay=0.05)
+    async with bench(script, limit=9, decoders_per_call=4, busy_decoders=6) as b:
+        for _ in range(4):  # what was at work is not counted any more; the first ones make the decoders
+            at_once = []
+            calls = []
+            for _ in range(4):
+                calls.append(asyncio.create_task(b.engine.run(job(12))))
+                await asyncio.sleep(0.02)
+                at_once.append(b.pool.snapshot().count(DecoderState.LEASED))
+            await asyncio.gather(*calls)
+            await b.assert_quiet()
+        assert at_once == [4, 6, 7, 8]  # one at the least
 
 
 async def test_calls_cancelled_at_any_moment_leave_nothing_behind() -> None:
