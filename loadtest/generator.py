@@ -42,6 +42,10 @@ _UNLIMITED = [
 ]
 
 
+#: Is told the moment at which a run begins, on `time.monotonic()`, shortly before.
+Began = Callable[[float], object]
+
+
 class GeneratorFailed(Exception):
     """The load could not be made; the message says why."""
 
@@ -79,19 +83,19 @@ class Generator:
     most_in_flight: int = 2000
     connect_seconds: float = 30.0
 
-    def open_loop(self, mix: Mix, arrivals: Sequence[Arrival]) -> list[Record]:
+    def open_loop(self, mix: Mix, arrivals: Sequence[Arrival], began: Began | None = None) -> list[Record]:
         """Sends each of `arrivals` at its moment and waits for all ends; records in the order of `due`."""
         parts = [_Open(tuple(arrivals[number :: self.processes])) for number in range(self.processes)]
         longest = max((arrival.at + arrival.timeout for arrival in arrivals), default=0.0)
-        return self._run(mix, parts, longest)
+        return self._run(mix, parts, longest, began)
 
-    def closed_loop(self, mix: Mix, callers: int, seconds: float, seed: int) -> list[Record]:
+    def closed_loop(self, mix: Mix, callers: int, seconds: float, seed: int, began: Began | None = None) -> list[Record]:
         """`callers`, each with one call after the other, over `seconds`; records in the order of `due`."""
         counts = [len(range(number, callers, self.processes)) for number in range(self.processes)]
         parts = [_Closed(count, seconds, seed + number) for number, count in enumerate(counts) if count]
-        return self._run(mix, parts, seconds + max(one.timeout[1] for one in mix.classes))
+        return self._run(mix, parts, seconds + max(one.timeout[1] for one in mix.classes), began)
 
-    def _run(self, mix: Mix, parts: Sequence[_Open | _Closed], longest: float) -> list[Record]:
+    def _run(self, mix: Mix, parts: Sequence[_Open | _Closed], longest: float, began: Began | None) -> list[Record]:
         context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
         workers: list[tuple[Any, Connection]] = []
         try:
@@ -106,6 +110,8 @@ class Generator:
             begin = time.monotonic() + _HEAD_START
             for _, pipe in workers:
                 pipe.send(begin)
+            if began is not None:
+                began(begin)
             end = begin + longest + _GRACE
             records = [record for _, pipe in workers for record in _receive(pipe, end - time.monotonic())]
         finally:

@@ -52,7 +52,7 @@ def title(figures: Mapping[str, Any]) -> str:
     device = server["device"].partition(" (")[0]
     where = f"{environment['cores']} cores of {environment['cpu']}" if device == "cpu" else device
     classes = ", ".join(one["name"] for one in figures["mix"])
-    commit = environment["commit"] or "commit not recorded"
+    commit = figures.get("measured_commit") or environment["commit"] or "commit not recorded"
     return f"Keyglance {server['version']} on {where}; calls: {classes}; {environment['date'][:10]}, {commit}"
 
 

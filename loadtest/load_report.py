@@ -39,10 +39,15 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "none"
 
 
+def commit(figures: Figures) -> str:
+    """What was measured, where that is known."""
+    return figures.get("measured_commit") or figures["environment"]["commit"] or "not recorded"
+
+
 def _source(figures: Figures) -> str:
     about = figures["environment"]
     where = f"{about['cores']} cores of {about['cpu']}, Python {about['python']}"
-    return f"`{' '.join(about['command'])}`, {about['date']}, commit {about['commit'] or 'not recorded'}, {where}."
+    return f"`{' '.join(about['command'])}`, {about['date']}, commit {commit(figures)}, {where}."
 
 
 def _server(figures: Figures) -> str:

@@ -21,18 +21,22 @@ from loadtest import load_summary, report, schedule
 from loadtest.generator import NOT_SENT, Generator, GeneratorFailed
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed
-from loadtest.target import ROOT, add_options, how, target
+from loadtest.target import ROOT, add_options, how, measured, target
+from loadtest.watch import Watch
 
 
-def run(generator: Generator, mix: Mix, *, rate: float, seconds: float, warm_up: float, seed: int) -> dict[str, Any]:
+def run(
+    generator: Generator, mix: Mix, watch: Watch, *, rate: float, seconds: float, warm_up: float, seed: int
+) -> dict[str, Any]:
     """Figures of `seconds` at `rate` calls a second, after `warm_up` seconds at the same rate that do not count."""
     arrivals = schedule.poisson(mix, rate, warm_up + seconds, seed)
-    records = generator.open_loop(mix, arrivals)
+    records = generator.open_loop(mix, arrivals, lambda begin: watch.between(begin + warm_up, begin + warm_up + seconds))
     return {
         "rate_per_s": round(rate, 3),
         "seconds": seconds,
         "warm_up_seconds": warm_up,
         **load_summary.summary(records, mix, begin=warm_up, end=warm_up + seconds),
+        "watched": watch.figures(),
     }
 
 
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mix = Mix.load(options.mix)
         with target(options) as server:
             settings = {"rate": options.rate, "seconds": options.seconds, "warm_up": options.warm_up, "seed": options.seed}
-            figures = run(server.generator(options), mix, **settings)
+            figures = run(server.generator(options), mix, server.watch(), **settings)
             about = server.about
     except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -85,7 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in (found := faults(figures)):
         print(f"fault: {fault}")
     if options.keep:
-        kept = {"server": about, "generator": how(options), "mix": mix.describe(), "poisson": figures, "faults": found}
+        kept = {
+            **measured(options, about),
+            "server": about,
+            "generator": how(options),
+            "mix": mix.describe(),
+            "poisson": figures,
+            "faults": found,
+        }
         print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
     return 1 if found else 0
 

@@ -4,6 +4,7 @@
 2. Open loop, Poisson arrivals at 80 % of the peak: the latency that callers get.
 3. Open loop at three times the peak: goodput, and the latency of the calls that were accepted.
 
+Each with what processors, GPUs and the server's metrics showed meanwhile (`loadtest.watch`).
 Each part has its time, so the run ends by itself; the exit code is 1 where a goal is missed or a call ended as it must not.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keyglance.errors import KeyglanceError
@@ -19,7 +20,8 @@ from loadtest import load_summary, poisson, report
 from loadtest.generator import Generator, GeneratorFailed
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed
-from loadtest.target import ROOT, add_options, how, target
+from loadtest.target import ROOT, add_options, how, measured, target
+from loadtest.watch import Watch
 
 #: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
 _WORTHWHILE = 1.03
@@ -27,19 +29,26 @@ _WORTHWHILE = 1.03
 _WARM_SHARE = 0.25
 
 
-def closed_step(generator: Generator, mix: Mix, callers: int, seconds: float, seed: int) -> dict[str, Any]:
+def closed_step(
+    generator: Generator, mix: Mix, callers: int, seconds: float, seed: int, watch: Watch | None = None
+) -> dict[str, Any]:
     """Figures of `callers` that each have one call in flight all the time."""
-    records = generator.closed_loop(mix, callers, seconds, seed)
-    figures = load_summary.summary(records, mix, begin=seconds * _WARM_SHARE, end=seconds)
+    warm = seconds * _WARM_SHARE
+    began = None if watch is None else lambda begin: watch.between(begin + warm, begin + seconds)
+    records = generator.closed_loop(mix, callers, seconds, seed, began)
+    figures = load_summary.summary(records, mix, begin=warm, end=seconds)
     kept = ("goodput_per_s", "frames_per_s", "by_status", "answered_ms", "degradations", "unexpected")
-    return {"callers": callers, **{name: figures[name] for name in kept}}
+    watched = {} if watch is None else {"watched": watch.figures()}
+    return {"callers": callers, **{name: figures[name] for name in kept}, **watched}
 
 
-def closed_loop(generator: Generator, mix: Mix, callers: Sequence[int], seconds: float, seed: int) -> Iterator[dict[str, Any]]:
+def closed_loop(
+    generator: Generator, mix: Mix, callers: Sequence[int], seconds: float, seed: int, watch: Callable[[], Watch]
+) -> Iterator[dict[str, Any]]:
     """One step for each number of callers, until two in a row bring no more than the best before them."""
     best, idle = 0.0, 0
     for count in callers:
-        step = closed_step(generator, mix, count, seconds, seed)
+        step = closed_step(generator, mix, count, seconds, seed, watch())
         yield step
         idle = 0 if step["goodput_per_s"] >= best * _WORTHWHILE else idle + 1
         best = max(best, step["goodput_per_s"])
@@ -89,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with target(options) as server:
             generator = server.generator(options)
             steps = []
-            for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed):
+            for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed, server.watch):
                 steps.append(step)
                 latency = step["answered_ms"]
                 shown = f"p50 {latency['p50']:.0f} ms, p99 {latency['p99']:.0f} ms" if latency else "no answer"
@@ -103,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ("overload", options.overload * peak, options.overload_seconds),
             ):
                 warm_up = min(5.0, seconds / 4)
-                figures = poisson.run(generator, mix, rate=rate, seconds=seconds, warm_up=warm_up, seed=options.seed)
+                times = {"rate": rate, "seconds": seconds, "warm_up": warm_up}
+                figures = poisson.run(generator, mix, server.watch(), **times, seed=options.seed)
                 open_loops[name] = figures
                 console.print(f"\n{name}: Poisson arrivals, {rate:.2f} calls/s for {seconds:g} s")
                 console.print(poisson.table(figures))
@@ -120,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fault: {fault}")
     if options.keep:
         kept = {
+            **measured(options, about),
             "server": about,
             "generator": how(options),
             "mix": mix.describe(),

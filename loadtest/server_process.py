@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,12 @@ class ServerProcess:
     def pid(self) -> int:
         """The server's process id."""
         return self._running().pid
+
+    @property
+    def metrics(self) -> str:
+        """Where Prometheus can read the metrics of all its processes, HOST:PORT; empty where the configuration names no port."""
+        found: list[str] = re.findall(r"metrics (?:of all processes )?on ([^\s\"]+:\d+)", self.errors.read_text(errors="replace"))
+        return found[0] if found else ""
 
     def __enter__(self) -> Self:
         with self.output.open("wb") as output, self.errors.open("wb") as errors:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from keyglance import Client
+from loadtest import gpu_setup, report
 from loadtest.generator import Generator
 from loadtest.mix import MIXES
 from loadtest.server_process import ServerProcess
+from loadtest.watch import Watch
 
 ROOT = Path(__file__).parent.parent
 _START_SECONDS = 300.0  # on a GPU every graph is captured first
@@ -28,37 +30,51 @@ def add_options(parser: argparse.ArgumentParser, *, mix: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="a setting of the server to start; repeatable"
     )
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="the server's Prometheus port; one that is started gets one, unless this is 'none'"
+    )
     parser.add_argument("--processes", type=int, default=1, help="of the generator")
     parser.add_argument("--connections", type=int, default=8, help="of each of the generator's processes")
     parser.add_argument("--most-in-flight", type=int, default=2000, help="calls of each of the generator's processes")
     parser.add_argument("--keep", metavar="NAME", help="keep the figures in loadtest/results/NAME.json")
+    parser.add_argument("--commit", default=report.commit(), help="what is measured, where this is no Git checkout")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that answers, what it says of itself, and its process where it was started here."""
+    """A server that answers, what it says of itself, where its metrics are, and its process where it was started here."""
 
     address: str
     about: dict[str, Any]
+    metrics: str
     process: ServerProcess | None
 
     def generator(self, options: argparse.Namespace) -> Generator:
         """The generator that the options ask for."""
         return Generator(self.address, options.processes, options.connections, options.most_in_flight)
 
+    def watch(self) -> Watch:
+        """For one part of a load: looks at this machine, the server's processes and its metrics."""
+        return Watch(None if self.process is None else self.process.pid, self.metrics)
+
 
 @contextmanager
 def target(options: argparse.Namespace) -> Iterator[Target]:
     """The server of the options. Raises `ServerFailed`, `ValueError` for a --set that is none, and the client's errors."""
+    asked = options.metrics or ""
     if options.server:
-        yield Target(options.server, describe(options.server), None)
+        yield Target(options.server, describe(options.server), asked if asked != "none" else "", None)
         return
     arguments = ["--config", str(options.config)] if options.config else []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyglance-load-")))
-        started = ServerProcess(scratch, arguments=arguments, environment=environment(options.set), start_timeout=_START_SECONDS)
-        process = stack.enter_context(started)
-        yield Target(process.address, describe(process.address), process)
+        port = {} if asked == "none" else {"KEYGLANCE_TELEMETRY__PROMETHEUS": asked or "127.0.0.1:0"}
+        settings = {**port, **environment(options.set)}
+        process = stack.enter_context(
+            ServerProcess(scratch, arguments=arguments, environment=settings, start_timeout=_START_SECONDS)
+        )
+        about = describe(process.address)
+        yield Target(process.address, about, process.metrics, process)
 
 
 def environment(settings: list[str]) -> dict[str, str]:
@@ -94,3 +110,9 @@ def how(options: argparse.Namespace) -> dict[str, Any]:
         "connections": options.processes * options.connections,
         "settings": ([options.config.name] if options.config else []) + options.set,
     }
+
+
+def measured(options: argparse.Namespace, about: dict[str, Any]) -> dict[str, Any]:
+    """What results keep of the code and, where the server has one, of the GPU and what drives it."""
+    facts = gpu_setup.facts(options.commit)
+    return {name: fact for name, fact in facts.items() if name != "gpu" or not about["device"].startswith("cpu")}

@@ -1,4 +1,7 @@
-"""How busy a GPU is while something runs: asked of NVML a few times a second, of nvidia-smi where that is all there is."""
+"""How busy a GPU is while something runs: asked of NVML a few times a second, of nvidia-smi where that is all there is.
+
+NVML is asked as the server asks it for its metrics (`server.gpu_readings`), activity of the multiprocessors (GPM) included.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,38 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from server.gpu_readings import GpuReadings
+from server.metrics import (
+    GPU_CLOCK,
+    GPU_MEMORY,
+    GPU_POWER,
+    GPU_SM_ACTIVITY,
+    GPU_SM_OCCUPANCY,
+    GPU_TEMPERATURE,
+    GPU_UTILIZATION,
+    Reading,
+)
+
+#: By instrument, and task or clock: the figure's name, and its unit in the instrument's.
+_FIGURES = {
+    (GPU_UTILIZATION.name, "general"): ("gpu_percent", 0.01),
+    (GPU_UTILIZATION.name, "decoder"): ("decoder_percent", 0.01),
+    (GPU_SM_ACTIVITY.name, ""): ("sm_activity_percent", 0.01),
+    (GPU_SM_OCCUPANCY.name, ""): ("sm_occupancy_percent", 0.01),
+    (GPU_MEMORY.name, ""): ("memory_mib", 2.0**20),
+    (GPU_POWER.name, ""): ("power_w", 1.0),
+    (GPU_TEMPERATURE.name, ""): ("celsius", 1.0),
+    (GPU_CLOCK.name, "sm"): ("sm_mhz", 1e6),
+    (GPU_CLOCK.name, "video"): ("video_mhz", 1e6),
+}
 _QUERY = {
     "gpu_percent": "utilization.gpu",
     "decoder_percent": "utilization.decoder",
-    "memory_percent": "utilization.memory",
+    "memory_mib": "memory.used",
     "power_w": "power.draw",
+    "celsius": "temperature.gpu",
     "sm_mhz": "clocks.sm",
+    "video_mhz": "clocks.video",
 }
 _PATIENCE = 5.0  # seconds for one answer of nvidia-smi
 
@@ -25,11 +54,16 @@ _NOTHING: tuple[str, Ask | None] = ("none", None)
 
 
 class Utilisation:
-    """Samples from entering to leaving, every `interval` seconds; without a GPU there are none, and `figures` says so."""
+    """Samples from entering to leaving, every `interval` seconds; without a GPU there are none, and `figures` says so.
+
+    `index` is NVML's, which counts all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says. GPM wants 0.1 s or more between
+    two samples.
+    """
 
     def __init__(self, index: int = 0, *, interval: float = 0.2) -> None:
         self._interval = interval
-        self._source, self._ask = _nvml(index) or _nvidia_smi(index) or _NOTHING
+        self._readings = _nvml(index)
+        self._source, self._ask = _told(self._readings) if self._readings else _nvidia_smi(index) or _NOTHING
         self._samples: list[Mapping[str, float]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="utilisation", daemon=True)
@@ -43,13 +77,15 @@ class Utilisation:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(2 * _PATIENCE)
+        if self._readings is not None:
+            self._readings.close()
 
     def figures(self) -> dict[str, Any]:
-        """Medians of all samples, but for the first and the last where there are enough."""
+        """Means of all samples, but for the first and the last where there are enough."""
         samples = self._samples[1:-1] if len(self._samples) > 4 else self._samples
         names = dict.fromkeys(name for sample in samples for name in sample)
-        medians = {name: round(statistics.median(sample[name] for sample in samples if name in sample), 1) for name in names}
-        return {"source": self._source, "samples": len(samples), **medians}
+        means = {name: round(statistics.fmean(sample[name] for sample in samples if name in sample), 1) for name in names}
+        return {"source": self._source, "samples": len(samples), **means}
 
     def _work(self) -> None:
         assert self._ask is not None
@@ -60,24 +96,38 @@ class Utilisation:
                 return
 
 
-def _nvml(index: int) -> tuple[str, Ask] | None:
+def gpus() -> int:
+    """How many GPUs this machine has, as far as NVML knows; 1 where nvidia-smi alone can be asked."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        device = nvml.nvmlDeviceGetHandleByIndex(index)
-        nvml.nvmlDeviceGetUtilizationRates(device)
     except Exception:  # not installed, or no driver
+        return int(shutil.which("nvidia-smi") is not None)
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml(index: int) -> GpuReadings | None:
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return GpuReadings(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    except Exception:  # not installed, no driver, or no such GPU
         return None
 
+
+def _told(readings: GpuReadings) -> tuple[str, Ask]:
+    def named(reading: Reading) -> tuple[str, float] | None:
+        of = reading.labels.get("hw.gpu.task") or reading.labels.get("clock") or ""
+        if (figure := _FIGURES.get((reading.instrument.name, of))) is None:
+            return None
+        name, unit = figure
+        return name, reading.value / unit
+
     def ask() -> Mapping[str, float]:
-        rates = nvml.nvmlDeviceGetUtilizationRates(device)
-        return {
-            "gpu_percent": float(rates.gpu),
-            "decoder_percent": float(nvml.nvmlDeviceGetDecoderUtilization(device)[0]),
-            "memory_percent": float(rates.memory),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-            "sm_mhz": float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
-        }
+        return dict(found for reading in readings() if (found := named(reading)) is not None)
 
     return "NVML", ask
 

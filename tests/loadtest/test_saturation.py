@@ -35,8 +35,8 @@ def test_goals_that_are_missed_do_not(steady: dict[str, Any], overload: dict[str
 
 def test_callers_are_added_until_they_bring_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {1: 10.0, 2: 19.0, 4: 19.1, 8: 25.0, 16: 25.1, 32: 24.0, 64: 99.0}
-    monkeypatch.setattr(saturation, "closed_step", lambda g, m, count, s, seed: {"callers": count, "goodput_per_s": rates[count]})
-    steps = saturation.closed_loop(None, None, list(rates), 1.0, 1)  # type: ignore[arg-type]
+    monkeypatch.setattr(saturation, "closed_step", lambda g, m, count, *_: {"callers": count, "goodput_per_s": rates[count]})
+    steps = saturation.closed_loop(None, None, list(rates), 1.0, 1, lambda: None)  # type: ignore[arg-type, return-value]
     assert [step["callers"] for step in steps] == [1, 2, 4, 8, 16, 32]
 
 
@@ -69,10 +69,26 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.models
 def test_a_short_open_loop_against_a_real_server(server: ServerProcess, mix: Path, results: Path) -> None:
-    arguments = ["--server", server.address, "--mix", str(mix), "--rate", "4", "--seconds", "2", "--warm-up", "0.2"]
+    arguments = [
+        "--server",
+        server.address,
+        "--mix",
+        str(mix),
+        "--rate",
+        "4",
+        "--seconds",
+        "2",
+        "--warm-up",
+        "0.2",
+        "--commit",
+        "abc123",
+    ]
     assert poisson.main([*arguments, "--keep", "short"]) == 0
     kept = json.loads((results / "short.json").read_text())
     assert kept["server"]["device"].startswith("cpu")
+    assert kept["measured_commit"] == "abc123"
+    assert "gpu" not in kept, "of a server without one"
+    assert kept["poisson"]["watched"]["cores"].keys() == {"load"}, "the server is another's"
     statuses = {name: set(one["by_status"]) for name, one in kept["poisson"]["by_class"].items()}
     assert statuses == {"clip": {"OK"}, "text": {"INVALID_ARGUMENT"}}
     mix.write_text(MIX.format("OK"))

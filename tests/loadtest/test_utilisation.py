@@ -1,11 +1,13 @@
+import itertools
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-from loadtest.utilisation import Utilisation
+from loadtest.utilisation import Utilisation, gpus
+from tests.server.fake_nvml import FakeNvml
 
 
 @pytest.fixture
@@ -23,41 +25,55 @@ def watched(**options: float) -> dict:
 
 def test_nothing_to_ask(nothing: Path) -> None:
     assert watched() == {"source": "none", "samples": 0}
+    assert gpus() == 0
 
 
 def test_nvml(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = ModuleType("pynvml")
-    asked = []
-
-    def rates(device: str) -> SimpleNamespace:
-        asked.append(device)
-        return SimpleNamespace(gpu=90, memory=len(asked))
-
-    nvml.__dict__.update(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"gpu {index}",
-        nvmlDeviceGetUtilizationRates=rates,
-        nvmlDeviceGetDecoderUtilization=lambda device: [55, 1000],
-        nvmlDeviceGetPowerUsage=lambda device: 350_000,
-        nvmlDeviceGetClockInfo=lambda device, kind: 1980,
-        NVML_CLOCK_SM=1,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    assert gpus() == 1
     told = watched(interval=0.01)
-    assert told["source"] == "NVML"
-    assert told["samples"] > 0
-    assert (told["gpu_percent"], told["decoder_percent"], told["power_w"], told["sm_mhz"]) == (90, 55, 350, 1980)
-    assert asked[0] == "gpu 0"
+    assert told.pop("samples") > 2
+    assert told == {
+        "source": "NVML",
+        "gpu_percent": 40,
+        "decoder_percent": 75,
+        "memory_mib": 0,
+        "celsius": 55,
+        "power_w": 350,
+        "sm_mhz": 1000,
+        "video_mhz": 3000,
+        "sm_activity_percent": 62.5,
+        "sm_occupancy_percent": 31,
+    }
+    assert (nvml.initialised, nvml.samples) == (0, 0), "all is given back"
+
+
+def test_a_gpu_without_activity(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(lacks=("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetPowerUsage"))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    told = watched(interval=0.01)
+    assert told["gpu_percent"] == 40
+    assert not {"sm_activity_percent", "power_w"} & set(told)
+
+
+def test_what_changes_is_averaged(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    shares = itertools.cycle([10, 30])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=next(shares)), raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    assert 10 < watched(interval=0.005)["gpu_percent"] < 30
 
 
 def test_nvidia_smi_where_that_is_all_there_is(nothing: Path) -> None:
     program = nothing / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "87, 40, [N/A], 351.25, 1980"\n')
+    program.write_text('#!/bin/sh\necho "87, 40, 3000, 351.25, [N/A], 1980, 1755"\n')
     program.chmod(0o755)
     told = watched(interval=0.01)
     assert told["source"] == "nvidia-smi"
     assert told["gpu_percent"] == 87
-    assert "memory_percent" not in told
+    assert (told["sm_mhz"], told["video_mhz"], told["memory_mib"]) == (1980, 1755, 3000)
+    assert "celsius" not in told
     assert told["power_w"] == 351.2
 
 

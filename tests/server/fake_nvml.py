@@ -33,6 +33,13 @@ class FakeNvml:
         assert bus == b"0000:4B:00.0"
         return "gpu"
 
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        assert index == 0
+        return "gpu"
+
     def nvmlDeviceGetUUID(self, handle):
         return "GPU-1"
 
