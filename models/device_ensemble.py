@@ -29,7 +29,7 @@ from decoder_pool.profiler_ranges import ProfilerRanges, no_ranges
 from keyglance.errors import DeadlineExceeded, KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Outputs
 from models.batch_plan import BatchPlan
-from models.batcher import BatcherSnapshot
+from models.device_snapshot import DeviceSnapshot, ModelBatches
 from models.frame_group import FrameAnswer, FrameGroup
 from models.frame_queue import WHOLE_CALL_WAIT, FrameQueue
 from models.manifest import Manifest
@@ -125,7 +125,7 @@ class DeviceEnsemble:
         self._outstanding = 0
         self._ends = 0.0  # when what is enqueued will have run, as far as costs tell
         self._enqueuing = _ENQUEUING  # seconds that enqueuing a batch takes, of late
-        self._in_flight = 0
+        self._in_flight: Counter[str] = Counter()  # frames, by model
         self._closed = False
         self._runners: dict[str, ModelRunner] = {}
         self._fence: Fence | None = None
@@ -135,7 +135,7 @@ class DeviceEnsemble:
         self._reader = threading.Thread(target=self._read_all, name="results", daemon=True)
         self._serving: Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fill: Counter[int] = Counter()
+        self._fill: dict[str, Counter[int]] = {name: Counter() for name in self.names}
         self._failed: Counter[str] = Counter()
         #: What batches cost, in seconds, as found at start.
         self.plan = BatchPlan({1: 1.0})
@@ -176,26 +176,19 @@ class DeviceEnsemble:
     def _wait_for_more(self) -> float:
         return self._largest_wait if self._across_calls else max(self._largest_wait, WHOLE_CALL_WAIT)
 
-    def snapshot(self) -> tuple[BatcherSnapshot, ...]:
-        """Every model's queue as it stands; they share one."""
+    def snapshot(self) -> DeviceSnapshot:
+        """As it stands."""
         with self._changed:
-            queued, in_flight, fill = len(self._frames), self._in_flight, dict(sorted(self._fill.items()))
-            priorities = dict(self._frames.by_priority)
-        return tuple(
-            BatcherSnapshot(
-                model=name,
-                queued=queued,
-                waiting=0,
-                in_flight=in_flight,
-                batches=sum(fill.values()),
-                failed=self._failed[name],
-                fill=fill,
+            return DeviceSnapshot(
+                queued=len(self._frames),
                 queue_limit=self._frames.limit,
+                priorities=dict(self._frames.by_priority),
                 largest_batch=self.plan.largest,
-                priorities=priorities,
+                models=tuple(
+                    ModelBatches(name, self._in_flight[name], self._failed[name], dict(sorted(self._fill[name].items())))
+                    for name in self.names
+                ),
             )
-            for name in self.names
-        )
 
     # Its life
 
@@ -378,8 +371,9 @@ class DeviceEnsemble:
         if frames:
             self._outstanding += 1
             self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + self.plan.cost(len(frames))
-            self._in_flight += len(frames)
-            self._fill[len(frames)] += 1
+            for name in frames[0].group.models:
+                self._in_flight[name] += len(frames)
+                self._fill[name][len(frames)] += 1
         self._give_up(late, lambda frame: DeadlineExceeded(f"the deadline passed before {', '.join(frame.group.models)} had run"))
         return frames
 
@@ -450,7 +444,8 @@ class DeviceEnsemble:
             ended = time.monotonic()
             with self._changed:  # the next batch may begin while the last one is read
                 self._outstanding -= 1
-                self._in_flight -= len(batch.frames)
+                for run in runs:
+                    self._in_flight[run.runner.manifest.name] -= len(batch.frames)
                 self._changed.notify_all()
         if runs:
             rows[runs[-1].runner.manifest.name] = self._rows(runs[-1], outputs, batch)

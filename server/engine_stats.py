@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from decoder_pool.pool import PoolSnapshot
 from models.batcher import BatcherSnapshot
+from models.device_snapshot import DeviceSnapshot
 
 #: `server.engine.Priority`, by number.
 PRIORITIES = ("interactive", "normal", "bulk")
@@ -19,7 +20,7 @@ class QueueStats:
 
     `queue` is `receive` (calls that wait to be read), `turn` (calls that were read and wait for a place), `decode` (calls that
     wait for a decoder), `pictures` (pictures between decoding and their scores), `infer` (pictures that wait for a batch of
-    `model`) or `places` (pictures that wait to be in `infer`).
+    `model`, or of all models where it is empty) or `places` (pictures that wait to be in `infer`).
     """
 
     queue: str
@@ -31,11 +32,18 @@ class QueueStats:
     @classmethod
     def of(cls, state: BatcherSnapshot) -> tuple[QueueStats, ...]:
         """A model's queue, by priority, and the frames that wait for a place in it."""
-        queued = [
-            cls("infer", count, state.queue_limit, state.model, PRIORITIES[priority])
-            for priority, count in sorted({1: 0, **state.priorities}.items())
-        ]
+        queued = cls._by_priority(state.priorities, state.queue_limit, state.model)
         return (*queued, cls("places", state.waiting, model=state.model))
+
+    @classmethod
+    def of_device(cls, state: DeviceSnapshot) -> tuple[QueueStats, ...]:
+        """The one queue of all models, by priority."""
+        return tuple(cls._by_priority(state.priorities, state.queue_limit))
+
+    @classmethod
+    def _by_priority(cls, priorities: Mapping[int, int], limit: int, model: str = "") -> Iterator[QueueStats]:
+        for priority, count in sorted({1: 0, **priorities}.items()):
+            yield cls("infer", count, limit, model, PRIORITIES[priority])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,11 @@ class BatchStats:
     def of(cls, state: BatcherSnapshot) -> BatchStats:
         """The batches that a batcher's snapshot counts."""
         return cls(state.model, state.largest_batch, state.in_flight, state.failed, state.fill)
+
+    @classmethod
+    def of_device(cls, state: DeviceSnapshot) -> tuple[BatchStats, ...]:
+        """The batches of all models."""
+        return tuple(cls(each.model, state.largest_batch, each.in_flight, each.failed, each.fill) for each in state.models)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class Instrument:
 _STEPS = "receive, index, sample, decode, preprocess, infer, fuse, or engine for work that failed there"
 _KIND = "the kind of decoder: cpu, nvdec"
 _MODEL = "an installed model"
+_OWN_QUEUE = f"{_MODEL} with a queue of its own, which is none on a GPU"
 _LANE = "main; software for calls that a GPU leaves to software"
 _BY_LANE = {"lane": _LANE}
 _DEVICE = {"hw.id": "the GPU's UUID", "hw.name": "the GPU's product name"}
@@ -181,7 +182,7 @@ QUEUE_DEPTH = Instrument(
     "Calls that wait to be received, for their turn, for a decoder; pictures for scores, for a batch, for a place in that queue.",
     {
         "queue": "receive, turn, decode, pictures, infer, places",
-        "model": f"{_MODEL}, for infer and places; the kind of decoder, for decode; the lane, for turn; else empty",
+        "model": f"{_OWN_QUEUE}, for infer and places; the kind of decoder, for decode; the lane, for turn; else empty",
         "priority": "interactive, normal, bulk",
     },
 )
@@ -190,7 +191,10 @@ QUEUE_LIMIT = Instrument(
     Kind.OBSERVED_SUM,
     "{item}",
     "Places of the queues that are bounded.",
-    {"queue": "receive, turn, pictures, infer", "model": f"{_MODEL}, for infer; the lane, for turn; else empty"},
+    {
+        "queue": "receive, turn, pictures, infer",
+        "model": f"{_OWN_QUEUE}, for infer; the lane, for turn; else empty",
+    },
 )
 BATCHES = Instrument(
     "keyglance.batches",

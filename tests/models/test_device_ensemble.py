@@ -434,6 +434,26 @@ async def test_many_calls_from_many_threads_with_cancellations_leave_nothing_beh
 
         await asyncio.gather(*(call(number) for number in range(60)))
         await b.until(lambda: "0 queued, 0 batches" in repr(b.ensemble))
-        (state, _) = b.ensemble.snapshot()
-        assert state.in_flight == state.queued == 0
-        assert sum(size * count for size, count in state.fill.items()) == sum(b.sizes)
+        state = b.ensemble.snapshot()
+        assert state.queued == 0
+        for model in state.models:
+            assert model.in_flight == 0
+            assert sum(size * count for size, count in model.fill.items()) == sum(b.sizes)
+
+
+async def test_the_queue_is_told_once_and_batches_by_the_models_in_them() -> None:
+    async with bench(gate=True) as b:
+        b.submit(b.group(1, models=("first",)), 1)
+        await b.until(lambda: b.sizes == [1])
+        b.group(1)  # of which a frame is to come
+        for priority in (0, 2, 2):
+            b.submit(b.group(1, priority=priority), 2)
+        state = b.ensemble.snapshot()
+        assert (state.queued, state.priorities[0], state.priorities[2], state.largest_batch) == (3, 1, 2, 8)
+        assert {model.model: (model.in_flight, model.fill) for model in state.models} == {"first": (1, {1: 1}), "second": (0, {})}
+        opened = b.runners["first"].gate
+        assert opened is not None
+        opened.set()
+        await b.answered(4)
+        first, second = b.ensemble.snapshot().models
+        assert (first.fill, second.fill) == ({1: 1, 3: 1}, {3: 1})

@@ -24,6 +24,7 @@ from keyglance.v1 import keyglance_pb2 as pb
 from loadtest.clips import encode, pan, photograph
 from models.backends.fake import fake_manifest
 from models.batcher import BatcherSnapshot
+from models.device_snapshot import DeviceSnapshot, ModelBatches
 from models.manifest import LabelSpec
 from models.policy import Policy
 from models.result import FrameResult
@@ -137,6 +138,17 @@ def test_queues_by_priority():
         QueueStats("infer", 3, 64, "m", "bulk"),
         QueueStats("places", 2, 0, "m"),
     )
+
+
+def test_a_queue_that_all_models_share_is_told_once():
+    models = tuple(ModelBatches(name, 8, failed, {8: 3}) for name, failed in (("a", 0), ("b", 2)))
+    state = DeviceSnapshot(7, 64, {0: 4, 2: 3}, 48, models)
+    assert QueueStats.of_device(state) == (
+        QueueStats("infer", 4, 64, priority="interactive"),
+        QueueStats("infer", 0, 64),
+        QueueStats("infer", 3, 64, priority="bulk"),
+    )
+    assert BatchStats.of_device(state) == (BatchStats("a", 48, 8, 0, {8: 3}), BatchStats("b", 48, 8, 2, {8: 3}))
 
 
 def test_a_proxy_of_an_engine_tells_nothing():
