@@ -139,8 +139,9 @@ async def memory(setup: Setup) -> dict[str, Any]:
 
 def budget(service: Service) -> dict[str, Any] | None:
     """The plan of the GPU's memory beside what is taken now; None for an engine on a CPU."""
-    plan = getattr(getattr(service.engine, "_started", None), "__self__", None)
-    if not isinstance(plan, MemoryBudget):
+    told_at_start = getattr(getattr(service.engine, "_started", None), "args", ())
+    plan = next((each for each in told_at_start if isinstance(each, MemoryBudget)), None)
+    if plan is None:
         return None
     return {
         "planned in MiB": round(plan.planned / 2**20, 1),
