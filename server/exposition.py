@@ -41,6 +41,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from server.tally import HistogramCollection, Histograms
+
 _log = logging.getLogger(__name__)
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -60,21 +62,42 @@ def prometheus_name(name: str, unit: str, *, gauge: bool) -> str:
     return f"{plain}_{suffix}" if suffix and not plain.endswith(f"_{suffix}") else plain
 
 
-class PrometheusReader(MetricReader):
-    """A reader for a `MeterProvider`, and a collector for whoever serves its page. Collects when it is asked."""
+class CollectingReader(MetricReader):
+    """A reader for a `MeterProvider` that collects when it is asked."""
 
     def __init__(self) -> None:
         kinds = (Counter, UpDownCounter, Histogram, ObservableCounter, ObservableUpDownCounter)
         super().__init__(preferred_temporality=dict.fromkeys(kinds, AggregationTemporality.CUMULATIVE))
         self._turn = threading.Lock()
         self._data: MetricsData | None = None
+        self._histograms: HistogramCollection | None = None
 
-    def families(self) -> list[Family]:
-        """Everything as it stands."""
+    def complete_with(self, histograms: Histograms) -> None:
+        """Has these in what is collected."""
+        self._histograms = HistogramCollection(histograms)
+
+    def collected(self) -> MetricsData | None:
+        """Everything as it stands; None where nothing is measured."""
         with self._turn:
             self._data = None
             super().collect(timeout_millis=_PATIENCE * 1e3)
-            data = self._data
+            if self._data is None or self._histograms is None:
+                return self._data
+            return self._histograms.add_to(self._data)
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        """Nothing waits here."""
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
+        self._data = metrics_data
+
+
+class PrometheusReader(CollectingReader):
+    """A reader for whoever serves its page."""
+
+    def families(self) -> list[Family]:
+        """Everything as it stands."""
+        data = self.collected()
         found: dict[str, Family] = {}
         if data is None:
             return []
@@ -85,12 +108,6 @@ class PrometheusReader(MetricReader):
                 for metric in of_scope.metrics:
                     _add_metric(found, metric, identity)
         return list(found.values())
-
-    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Nothing waits here."""
-
-    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        self._data = metrics_data
 
 
 class Own(Collector):

@@ -248,7 +248,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if fault:
             span.set_attribute(ERROR_TYPE, outcome.status.name)
             span.set_status(StatusCode.ERROR, outcome.message or None)
-        self._telemetry.metrics.call(seconds, method=call.method, status=outcome.status.name, reason=outcome.reason, fault=fault)
+        self._telemetry.metrics.call(
+            seconds,
+            method=call.method,
+            status=outcome.status.name,
+            reason=outcome.reason,
+            fault=fault,
+            span=self._telemetry.exemplar(span, ending=True),
+        )
         facts = {
             "method": call.method,
             "status": outcome.status.name,

@@ -15,15 +15,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.semconv._incubating.attributes import rpc_attributes as rpc
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import SpanContext
 
 from keyglance.errors import ERRORS
 from server.degradation import DegradationReason
 from server.engine import Priority
 from server.lane import REFUSALS
 from server.overload import LaneName
+from server.tally import CounterTally, Histograms, HistogramTally
 
 _log = logging.getLogger(__name__)
 
@@ -320,68 +322,102 @@ Source = Callable[[], Iterable[Reading]]
 
 
 class Metrics:
-    """One process's instruments. Recording is thread-safe; observed instruments read the sources given to `observe`."""
+    """One process's instruments. Recording is thread-safe; observed instruments read the sources given to `observe`.
+
+    Without `recorded`, because nobody reads, nothing is. `span` of what is recorded is the call's, where it is to be an exemplar.
+    """
 
     #: Seconds for which one look at the sources serves all instruments: a collection is one moment, not forty.
     FRESH = 0.2
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, histograms: Histograms, *, recorded: bool = True) -> None:
+        self._recorded = recorded
         self._sources: list[Source] = []
         self._lock = threading.Lock()
         self._looked = float("-inf")
         self._readings: dict[str, list[Observation]] = {}
-        self._histograms: dict[str, Histogram] = {}
-        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, HistogramTally] = {}
+        self._counters: dict[str, CounterTally] = {}
         for each in INSTRUMENTS:
-            self._create(meter, each)
+            self._create(meter, histograms, each)
+        self._call_duration, self._coverage_gap = self._histograms[CALL_DURATION.name], self._histograms[COVERAGE_GAP.name]
+        self._step_duration, self._step_wait = self._histograms[STEP_DURATION.name], self._histograms[STEP_WAIT.name]
 
     def expect_calls(self) -> None:
         """Counters of what seldom happens begin at 0, so that the first one is an increase for whoever watches."""
         for reason in (*ERRORS, "OTHER"):
-            self._counters[CALLS_FAILED.name].add(0, {"reason": reason})
+            self._counters[CALLS_FAILED.name].add(0, reason)
         for refused in REFUSALS:
             for priority in Priority:
                 for lane in LaneName:
                     self.refused(lane, refused, priority, count=0)
         for degradation in DegradationReason:
-            self._counters[DEGRADATIONS.name].add(0, {"reason": degradation.name})
+            self._counters[DEGRADATIONS.name].add(0, degradation.name)
 
-    def call(self, seconds: float, *, method: str, status: str, reason: str = "", fault: bool = False) -> None:
+    def call(
+        self,
+        seconds: float,
+        *,
+        method: str,
+        status: str,
+        reason: str = "",
+        fault: bool = False,
+        span: SpanContext | None = None,
+    ) -> None:
         """A call of one of the service's own methods ended with gRPC's name of the `status`; `fault`: it was the server's."""
-        labels = {rpc.RPC_SYSTEM_NAME: "grpc", rpc.RPC_METHOD: method, rpc.RPC_RESPONSE_STATUS_CODE: status}
-        if fault:
-            labels[ERROR_TYPE] = status
-        self._histograms[CALL_DURATION.name].record(seconds, labels)
+        if not self._recorded:
+            return
+        self._call_duration.record(seconds, "grpc", method, status, status if fault else None, span=span)
         if status != "OK":
-            self._counters[CALLS_FAILED.name].add(1, {"reason": reason if reason in ERRORS else "OTHER"})
+            self._counters[CALLS_FAILED.name].add(1, reason if reason in ERRORS else "OTHER")
 
     def refused(self, lane: str, reason: str, priority: Priority, *, count: int = 1) -> None:
         """A call was refused, for one of `server.lane.REFUSALS`."""
-        labels = {"lane": str(lane), "refused": reason, "priority": priority.name.lower()}
-        self._counters[CALLS_REFUSED.name].add(count, labels)
+        if self._recorded:
+            self._counters[CALLS_REFUSED.name].add(count, str(lane), reason, priority.name.lower())
 
-    def step(self, step: str, seconds: float, *, waited: float = 0.0, priority: str = "normal", error: str | None = None) -> None:
+    def step(
+        self,
+        step: str,
+        seconds: float,
+        *,
+        waited: float = 0.0,
+        priority: str = "normal",
+        error: str | None = None,
+        span: SpanContext | None = None,
+    ) -> None:
         """One step of a call ended; `error` is what ended it early."""
-        labels = {"step": step} if error is None else {"step": step, ERROR_TYPE: error}
-        self._histograms[STEP_DURATION.name].record(seconds, labels)
+        if not self._recorded:
+            return
+        self._step_duration.record(seconds, step, error, span=span)
         if step in WAITING_STEPS:
-            self._histograms[STEP_WAIT.name].record(waited, {"step": step, "priority": priority})
+            self._step_wait.record(waited, step, priority, span=span)
 
     def source(self, kind: str, *, received: int, size: int) -> None:
         """A call brought `received` bytes of a video file of `size` bytes."""
-        self._counters[SOURCE_RECEIVED.name].add(received, {"source": kind})
-        self._counters[SOURCE_SIZE.name].add(size, {"source": kind})
+        if self._recorded:
+            self._counters[SOURCE_RECEIVED.name].add(received, kind)
+            self._counters[SOURCE_SIZE.name].add(size, kind)
 
     def answer(
-        self, *, verdict: str, seen: int, skipped: int, largest_gap: float, degradations: Iterable[DegradationReason]
+        self,
+        *,
+        verdict: str,
+        seen: int,
+        skipped: int,
+        largest_gap: float,
+        degradations: Iterable[DegradationReason],
+        span: SpanContext | None = None,
     ) -> None:
         """A call was answered."""
-        self._counters[VERDICTS.name].add(1, {"verdict": verdict})
-        self._counters[FRAMES.name].add(seen, {"outcome": "seen"})
-        self._counters[FRAMES.name].add(skipped, {"outcome": "skipped"})
-        self._histograms[COVERAGE_GAP.name].record(largest_gap)
+        if not self._recorded:
+            return
+        self._counters[VERDICTS.name].add(1, verdict)
+        self._counters[FRAMES.name].add(seen, "seen")
+        self._counters[FRAMES.name].add(skipped, "skipped")
+        self._coverage_gap.record(largest_gap, span=span)
         for reason in degradations:
-            self._counters[DEGRADATIONS.name].add(1, {"reason": reason.name})
+            self._counters[DEGRADATIONS.name].add(1, reason.name)
 
     def observe(self, source: Source) -> None:
         """Reads `source` whenever somebody collects, for as long as this process lives."""
@@ -389,7 +425,7 @@ class Metrics:
             self._sources.append(source)
             self._looked = float("-inf")
 
-    def _create(self, meter: Meter, each: Instrument) -> None:
+    def _create(self, meter: Meter, histograms: Histograms, each: Instrument) -> None:
         about = {"unit": each.unit, "description": each.description}
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
@@ -397,12 +433,10 @@ class Metrics:
 
         match each.kind:
             case Kind.HISTOGRAM:
-                boundaries = each.boundaries
-                self._histograms[each.name] = meter.create_histogram(
-                    each.name, **about, explicit_bucket_boundaries_advisory=boundaries
-                )
+                self._histograms[each.name] = histograms.create(each.name, **about, labels=each.labels, bounds=each.boundaries)
             case Kind.COUNTER:
-                self._counters[each.name] = meter.create_counter(each.name, **about)
+                self._counters[each.name] = tally = CounterTally(each.labels)
+                meter.create_observable_counter(each.name, [tally.observe], **about)
             case Kind.OBSERVED_COUNTER:
                 meter.create_observable_counter(each.name, [observe], **about)
             case Kind.OBSERVED_SUM:

@@ -57,6 +57,7 @@ class Labeler(keyglance_pb2_grpc.ShortVideoLabelerServicer):
             skipped=sum(frame.outcome.skipped is not None for frame in answer.frames),
             largest_gap=answer.coverage.largest_gap,
             degradations=[item.reason for item in answer.degradations],
+            span=call.steps.exemplar,
         )
         return _response(answer, call, self._version)
 

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.metrics import ExemplarFilter
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.semconv._incubating.attributes import rpc_attributes as rpc
 from opentelemetry.trace import SpanContext, StatusCode
-from opentelemetry.util.types import Attributes
 
 from server.slow_calls import SlowCalls
 from server.span_export import SpanExport
@@ -230,18 +228,6 @@ class TailSampler(SpanProcessor):
             if not self._waiting[call]:
                 del self._waiting[call]
         return batch.span
-
-
-class KeptExemplars(ExemplarFilter):
-    """Exemplars of calls that are kept, so that each leads to a trace."""
-
-    def __init__(self, sampler: TailSampler) -> None:
-        self._sampler = sampler
-
-    def should_sample(self, value: float, time_unix_nano: int, attributes: Attributes, context: Context) -> bool:
-        """Whether the current span's call is kept, as far as is known: all is once its own duration is recorded."""
-        ending = attributes is not None and rpc.RPC_METHOD in attributes
-        return self._sampler.will_keep(trace.get_current_span(context), ending=ending)
 
 
 def _is_root(parent: SpanContext | None) -> bool:

@@ -24,14 +24,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.metrics import Meter
 from opentelemetry.sdk.environment_variables import OTEL_SPAN_LINK_COUNT_LIMIT
-from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -39,13 +39,14 @@ from opentelemetry.util.types import AttributeValue
 
 from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
-from server.exposition import Gathered, MetricsPort, Own, PrometheusReader
+from server.exposition import CollectingReader, Gathered, MetricsPort, Own, PrometheusReader
 from server.later_span import INSIDE, LaterSpan
 from server.metrics import Metrics
 from server.process_readings import process_readings
 from server.profile import Profile, ProfileRecorder
 from server.span_export import SpanExport
-from server.tail_sampler import KeptExemplars, TailSampler
+from server.tail_sampler import TailSampler
+from server.tally import Histograms, WithHistograms
 from server.timing import StepTiming
 from server.trace_readings import TraceReadings
 
@@ -69,6 +70,7 @@ class Telemetry:
         tracers: TracerProvider,
         meters: MeterProvider,
         version: str,
+        metrics: Metrics,
         port: MetricsPort | None = None,
         sampler: TailSampler | None = None,
         *,
@@ -81,8 +83,7 @@ class Telemetry:
         self._defer = None if sampler is None or every_span else sampler.defer
         self._propagator = TraceContextTextMapPropagator()
         self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
-        self.meter: Meter = meters.get_meter(SCOPE, version)
-        self.metrics = Metrics(self.meter)
+        self.metrics = metrics
         self.metrics.observe(process_readings)
 
     @classmethod
@@ -94,7 +95,7 @@ class Telemetry:
         span_processors: Sequence[SpanProcessor] = (),
         span_exporter: SpanExporter | None = None,
         trace_ratio: float = 1.0,
-        metric_readers: Sequence[MetricReader] = (),
+        metric_readers: Sequence[CollectingReader] = (),
         process: str = "server",
         prometheus: str = "",
         others: Callable[[], Mapping[str, Path]] | None = None,
@@ -122,18 +123,17 @@ class Telemetry:
         processors = list(span_processors)
         if profile is not None:
             processors.append(ProfileRecorder(profile, process))
-        readers = list(metric_readers)
+        scope = InstrumentationScope(SCOPE, version)
+        asked, histograms = list(metric_readers), Histograms(scope)
         sampler = None
         if exports_traces and span_exporter is None:
             span_exporter = OTLPSpanExporter()
         if span_exporter is not None:
             export = SpanExport(span_exporter)
             processors.append(sampler := TailSampler(export, ratio=trace_ratio))
-        if exports_metrics:
-            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
         port = None
         if prometheus:
-            readers.append(reader := PrometheusReader())
+            asked.append(reader := PrometheusReader())
             own = Own(reader)
             try:
                 port = MetricsPort(prometheus, own if others is None else Gathered(others, own))
@@ -148,9 +148,14 @@ class Telemetry:
         )
         for processor in processors:
             tracers.add_span_processor(processor)
-        exemplars = AlwaysOnExemplarFilter() if sampler is None else KeptExemplars(sampler)  # logs have the ids of all
-        meters = MeterProvider(readers, resource=resource, exemplar_filter=exemplars, shutdown_on_exit=False)
-        telemetry = cls(tracers, meters, version, port, sampler, every_span=processors != [sampler])
+        for each in asked:
+            each.complete_with(histograms)
+        readers: list[MetricReader] = [*asked]
+        if exports_metrics:
+            readers.append(PeriodicExportingMetricReader(WithHistograms(OTLPMetricExporter(), histograms)))
+        meters = MeterProvider(readers, resource=resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)
+        metrics = Metrics(meters.get_meter(SCOPE, version), histograms, recorded=bool(readers) and not _is_disabled())
+        telemetry = cls(tracers, meters, version, metrics, port, sampler, every_span=processors != [sampler])
         if sampler is not None:
             telemetry.metrics.observe(TraceReadings(sampler, export))
         return telemetry
@@ -177,7 +182,16 @@ class Telemetry:
 
     def steps(self, deadline: Deadline) -> Steps:
         """The steps of one call; its spans become children of the current one."""
-        return Steps(self.tracer, self.metrics, deadline, self._defer)
+        return Steps(self.tracer, self.metrics, deadline, self._defer, self.exemplar(trace.get_current_span()))
+
+    def exemplar(self, span: Span, *, ending: bool = False) -> SpanContext | None:
+        """What leads from the records of a call to its trace, where there will be one: `span`'s context, or None.
+
+        Where no traces are sent all calls have one, because logs have their ids. `ending`: all is said of the call by now.
+        """
+        context = span.get_span_context()
+        kept = context.is_valid if self._sampler is None else self._sampler.will_keep(span, ending=ending)
+        return context if kept else None
 
     def shutdown(self) -> None:
         """Sends what waits and ends the exporters; may block for as long as their timeouts (10 seconds by default)."""
@@ -196,9 +210,13 @@ def _detected(process: str) -> Resource:
     return detected.merge(Resource({"service.instance.id": f"{instance}-{process}"}))
 
 
+def _is_disabled() -> bool:
+    return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
 def _exports(signal: str) -> bool:
     """Whether the environment asks for OTLP of `TRACES` or `METRICS`."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if _is_disabled():
         return False
     endpoint = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     variable = f"OTEL_{signal}_EXPORTER"
@@ -239,7 +257,8 @@ class Steps:
 
     `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere. `metrics` are there
     for whatever else the call has to count; `priority` is the call's, for its waits. `defer`, where given, is
-    asked whether the spans may be made when the call has ended, as `TailSampler.defer` is.
+    asked whether the spans may be made when the call has ended, as `TailSampler.defer` is. `exemplar` is the call's span, if
+    its records are to lead to it.
     """
 
     def __init__(
@@ -248,8 +267,10 @@ class Steps:
         metrics: Metrics,
         deadline: Deadline,
         defer: Callable[[Span, Callable[[], None]], bool] | None = None,
+        exemplar: SpanContext | None = None,
     ) -> None:
         self.metrics = metrics
+        self.exemplar = exemplar
         self.priority = "normal"
         self.begin = time.monotonic()
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -351,7 +372,14 @@ class Steps:
 
     def _keep(self, timing: StepTiming, failure: str | None) -> None:
         self._timings.append(timing)
-        self.metrics.step(timing.step, timing.end - timing.begin, waited=timing.wait, priority=self.priority, error=failure)
+        self.metrics.step(
+            timing.step,
+            timing.end - timing.begin,
+            waited=timing.wait,
+            priority=self.priority,
+            error=failure,
+            span=self.exemplar,
+        )
 
     def _wall_ns(self, monotonic: float) -> int:
         return self._epoch_ns + round(monotonic * 1e9)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from keyglance.v1 import keyglance_pb2, keyglance_pb2_grpc
 from server.admission import Admission
+from server.exposition import CollectingReader
 from server.interceptors import ENVELOPE, CallInterceptor
 from server.receive_budget import ReceiveBudget
 from server.telemetry import Telemetry
@@ -28,7 +28,7 @@ class Observed:
     """Telemetry that keeps what it gets."""
 
     spans: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
-    reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
+    reader: CollectingReader = field(default_factory=CollectingReader)
 
     def __post_init__(self) -> None:
         self.telemetry = Telemetry.create(
@@ -42,7 +42,7 @@ class Observed:
 
     def points(self, metric: str) -> list:
         """The data points of a metric."""
-        data = self.reader.get_metrics_data()
+        data = self.reader.collected()
         if data is None:
             return []
         return [

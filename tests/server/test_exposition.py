@@ -40,8 +40,8 @@ from server.telemetry import Telemetry
 process, calls, path = sys.argv[1:]
 telemetry = Telemetry.create(version="1", process=process, prometheus=f"unix:{path}")
 for _ in range(int(calls)):
-    with telemetry.tracer.start_as_current_span("call"):
-        telemetry.metrics.call(0.03, method="a/b", status="OK")
+    with telemetry.tracer.start_as_current_span("call") as span:
+        telemetry.metrics.call(0.03, method="a/b", status="OK", span=telemetry.exemplar(span))
 print("ready", flush=True)
 sys.stdin.read()
 telemetry.shutdown()
@@ -91,7 +91,7 @@ def test_the_page_of_one_process(telemetry):
     metrics.source("data", received=5, size=50)
     metrics.source("data", received=5, size=50)
     with telemetry.tracer.start_as_current_span("call") as span:
-        metrics.call(0.03, method="a/b", status="OK")
+        metrics.call(0.03, method="a/b", status="OK", span=telemetry.exemplar(span))
     metrics.call(400.0, method="a/b", status="OK")  # beyond all buckets, outside of any trace
     page = get(telemetry.prometheus, **OPENMETRICS)
     (received,) = samples(page, "keyglance_source_received_bytes_total")

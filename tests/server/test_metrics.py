@@ -61,7 +61,7 @@ STATS = EngineStats(
 
 
 def all_points(observed) -> list[tuple[str, dict[str, str], object]]:
-    data = observed.reader.get_metrics_data()
+    data = observed.reader.collected()
     assert data is not None
     return [
         (metric.name, dict(point.attributes), point)
@@ -121,7 +121,7 @@ def record_everything(metrics: Metrics) -> None:
 def test_every_instrument_is_used_with_its_own_labels(observed, monkeypatch):
     monkeypatch.setattr(Metrics, "FRESH", 0.0)
     record_everything(observed.telemetry.metrics)
-    observed.reader.get_metrics_data()  # what is told between two looks
+    observed.reader.collected()  # what is told between two looks
     points = all_points(observed)
     assert {name for name, _, _ in points} == set(BY_NAME)
     for name in BY_NAME:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -26,6 +25,7 @@ from models.result import FrameResult
 from server.deadline import Deadline
 from server.degradation import Degradation, DegradationReason
 from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome
+from server.exposition import CollectingReader
 from server.pipeline import Answer, LabelCall, Pipeline
 from server.sources import WholeBytes
 from server.telemetry import Telemetry
@@ -103,9 +103,7 @@ def lost(sample: int, reason: DegradationReason = DegradationReason.FRAME_DAMAGE
 
 async def label(index: VideoIndex, engine: ScriptedEngine, spans: InMemorySpanExporter | None = None, **policy: Any) -> Answer:
     spans = spans or InMemorySpanExporter()
-    telemetry = Telemetry.create(
-        version="1", span_processors=[SimpleSpanProcessor(spans)], metric_readers=[InMemoryMetricReader()]
-    )
+    telemetry = Telemetry.create(version="1", span_processors=[SimpleSpanProcessor(spans)], metric_readers=[CollectingReader()])
     indexer = ScriptedOpener(index)
     pipeline = Pipeline(
         engine=engine,  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry.context import Context
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
@@ -18,6 +17,7 @@ from server.deadline import Deadline
 from server.engine_process.engine_host import EngineHost
 from server.engine_process.remote_engine import RemoteEngine
 from server.engine_process.wire import pair
+from server.exposition import CollectingReader
 from server.slow_calls import SlowCalls
 from server.telemetry import Steps, Telemetry
 from server.timing import StepTiming
@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, ratio: float = 0.0) -> None:
         self.out = InMemorySpanExporter()
-        self.reader = InMemoryMetricReader()
+        self.reader = CollectingReader()
         self.telemetry = Telemetry.create(
             version="0", span_exporter=self.out, trace_ratio=ratio, metric_readers=[self.reader], process="test"
         )
@@ -292,9 +292,9 @@ def test_exemplars_lead_to_traces_that_are_kept(world):
         with telemetry.tracer.start_as_current_span("call", context=Context()) as root:
             if reason:
                 root.set_attribute("keyglance.reason", reason)
-            telemetry.metrics.call(0.2, method=f"a/{reason}", status="OK")
+            telemetry.metrics.call(0.2, method=f"a/{reason}", status="OK", span=telemetry.exemplar(root, ending=True))
             seen[f"a/{reason}"] = root.get_span_context().trace_id
-    data = world.reader.get_metrics_data()
+    data = world.reader.collected()
     (duration,) = [
         metric for metric in data.resource_metrics[0].scope_metrics[0].metrics if metric.name == "rpc.server.call.duration"
     ]
