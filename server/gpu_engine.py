@@ -338,7 +338,7 @@ class GpuEngine:
 
     @property
     def _most_decoders(self) -> int:
-        """Of the hardware, for the next call: what keeps its engines busy is shared, since more threads only hold each other up."""
+        """Of the hardware, for the next call: what keeps it busy is shared, since more threads only hold each other up."""
         return max(1, min(self._decoders_per_call, self._busy_decoders - self._at_work))
 
     def _give_back(self, lease: Lease, _: asyncio.Task[None], *, hardware: bool) -> None:

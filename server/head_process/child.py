@@ -1,4 +1,7 @@
-"""The head process from inside: `python -m server.head_process.child CONTROL FD:SIZE …`, started by `HeadProcess`."""
+"""The head process from inside, started by `HeadProcess`: `python -m server.head_process.child CONTROL FD:SIZE …`.
+
+CONTROL is the descriptor of the connection; then come descriptors of shared memory and its bytes: the models, and the parts.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.heads import Head, make_head
+from models.manifest import Manifest
 from server.engine_process import codec
 from server.head_process import messages
 from server.head_process.messages import Output
 
 
-def serve(connection: Connection, parts: Sequence[mmap.mmap]) -> None:
+def serve(connection: Connection, manifests: Sequence[Manifest], parts: Sequence[mmap.mmap]) -> None:
     """Reads batches until the other side is gone."""
-    manifests = messages.decode_manifests(connection.recv_bytes())
     heads: dict[str, Head] = {manifest.name: make_head(manifest) for manifest in manifests}
     names = codec.label_names(manifests)
     connection.send_bytes(messages.READY)
@@ -39,12 +42,14 @@ def _arrays(outputs: Mapping[str, Output], parts: Sequence[mmap.mmap]) -> dict[s
 
 def main(arguments: Sequence[str]) -> None:
     """Ends with its parent, or when that hangs up."""
-    parts = []
-    for told in arguments[1:]:
-        fd, size = map(int, told.split(":"))
-        parts.append(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+    models, *parts = [_mapped(told) for told in arguments[1:]]
     with contextlib.suppress(EOFError, ConnectionError), Connection(int(arguments[0])) as connection:
-        serve(connection, parts)
+        serve(connection, messages.decode_manifests(models[:]), parts)
+
+
+def _mapped(told: str) -> mmap.mmap:
+    fd, size = map(int, told.split(":"))
+    return mmap.mmap(fd, size, prot=mmap.PROT_READ)
 
 
 if __name__ == "__main__":

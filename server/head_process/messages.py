@@ -1,6 +1,6 @@
 """What the engine and its head process say to each other.
 
-First the process hears which models there are; it answers `READY`. Then for each batch of one model: where its outputs lie, as
+The process, which knows the models from its start, says `READY`. Then for each batch of one model: where its outputs lie, as
 JSON; the answer is an `Answer` of `server.engine_process.codec`, each frame with the result of that model, or with the reason
 why there is none in its `detail`.
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from decoder_pool.shared_bytes import SharedBytes
 from models.heads import Head, make_head
 from models.manifest import Manifest
 from models.result import FrameResult
@@ -66,8 +67,9 @@ class HeadProcess:
                 return
             self._started = True
             ours, theirs = Pipe()
-            parts = self.memory.parts
-            with theirs:
+            # In memory too: where the process does not read, nobody waits to get rid of what it is sent.
+            with theirs, SharedBytes.of([messages.encode_manifests(self._manifests)], "models") as models:
+                parts = ((models.fd, models.size), *self.memory.parts)
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), *(f"{fd}:{size}" for fd, size in parts)],
                     stdin=subprocess.DEVNULL,
@@ -77,7 +79,6 @@ class HeadProcess:
                 )
             self._connection = ours
             self._ready = False
-            ours.send_bytes(messages.encode_manifests(self._manifests))
 
     @property
     def pid(self) -> int | None:
