@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
 from server.overload import Place
-from server.telemetry import Steps
+from server.steps import Steps
 from server.urgency import Urgency
 
 _CURRENT: ContextVar[Call] = ContextVar("keyglance_call")

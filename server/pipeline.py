@@ -26,7 +26,7 @@ from server.engine import Engine, EngineJob, EngineResult, FrameOutcome, Priorit
 from server.overload import LaneName, Place
 from server.quality import FULL, Quality, told
 from server.sources import Given, Ranges, Source, Uri, WholeBytes, receive
-from server.telemetry import Steps
+from server.steps import Steps
 from server.timing import StepTiming
 
 #: A gap counts as kept up to this much over the policy's: times are rounded to a track's ticks.

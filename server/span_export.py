@@ -51,13 +51,13 @@ class SpanExport:
 
     def take(self, spans: Iterable[ReadableSpan]) -> None:
         """Queues ended spans; those for which there is no room are lost."""
-        for span in spans:
-            with self._lock:
-                room = self._pending < self._queue
-                self._pending += room
-                self.overflowed += not room
-            if room:
-                self._batches.on_end(span)
+        all_spans = tuple(spans)
+        with self._lock:
+            room = min(len(all_spans), self._queue - self._pending)
+            self._pending += room
+            self.overflowed += len(all_spans) - room
+        for span in all_spans[:room]:
+            self._batches.on_end(span)
 
     def shutdown(self) -> None:
         """Sends what waits and ends the exporter; what cannot be sent counts as failed."""

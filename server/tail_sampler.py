@@ -1,8 +1,8 @@
 """Which traces leave the process: decided at the end of each call, when it is known whether it failed, was degraded or slow.
 
-All spans of a call are recorded; they wait here until its root span ends. Batches serve several calls and are roots of their own,
-linked to those calls' root spans: they wait until one of these is kept. In an engine process, which has no calls of its own, the
-fronts say which are (`TailSampler.keep`).
+All spans of a call are recorded and wait until its root span ends: below that if they are light ones, which is so where nobody
+else wants spans, else here. Batches serve several calls and are roots of their own, linked to those calls' root spans: they wait
+until one of these is kept. In an engine process, which has no calls of its own, the fronts say which are (`TailSampler.keep`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.semconv._incubating.attributes import rpc_attributes as rpc
 from opentelemetry.trace import SpanContext, StatusCode
 
+from server.light_span import MOST_SPANS, LightSpan
 from server.slow_calls import SlowCalls
 from server.span_export import SpanExport
 
@@ -31,7 +32,6 @@ REASON, DEGRADATIONS = "keyglance.reason", "keyglance.degradations"
 _USUAL = frozenset({"CANCELLED", "RANGES_NEEDED"})  # no failures: the caller left, or is asked for more of its file
 _REFUSED = "OVERLOADED"
 _MOST_REFUSED = 10  # of those kept a second: an overload has thousands, all alike, and metrics count each
-_MOST_SPANS = 256  # of a call
 _MOST_BATCHES = 4096  # that wait for their calls' ends
 _MOST_EVICTED = 65536  # calls of batches that had no room
 _MOST_KEPT = 8192  # calls whose batches may end later than they
@@ -43,7 +43,6 @@ class _Call:
     sampled: bool
     spans: list[ReadableSpan] = field(default_factory=list)
     kept: bool | None = None  # None: not decided
-    make: Callable[[], None] | None = None  # what makes its spans that are left for later
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +61,7 @@ class TailSampler(SpanProcessor):
 
     def __init__(self, export: SpanExport, *, ratio: float = 1.0, slow: Callable[[], SlowCalls] = SlowCalls) -> None:
         self._export = export
-        self._head = ParentBased(TraceIdRatioBased(ratio))
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         self._lock = threading.Lock()
         self._open: dict[int, _Call] = {}  # by the id of each span that has begun and not ended
         self._slow: defaultdict[str, SlowCalls] = defaultdict(slow)
@@ -86,8 +85,7 @@ class TailSampler(SpanProcessor):
         if _is_root(parent):
             if span.links:  # a batch
                 return
-            decision = self._head.should_sample(parent_context, context.trace_id, span.name).decision
-            self._open[context.span_id] = _Call(decision is Decision.RECORD_AND_SAMPLE)  # one step of the interpreter: no lock
+            self._open[context.span_id] = _Call(self.is_sampled(parent, context.trace_id))  # one step of the interpreter: no lock
         elif parent is not None and (call := self._open.get(parent.span_id)) is not None:
             self._open[context.span_id] = call
 
@@ -103,12 +101,12 @@ class TailSampler(SpanProcessor):
             call = self._open.pop(context.span_id, None)
             if call is None:
                 return
-            if len(call.spans) < _MOST_SPANS:
+            if len(call.spans) < MOST_SPANS:
                 call.spans.append(span)
             else:
                 self.overflowed += 1
             if _is_root(span.parent):
-                self._decide(call, span)
+                call.kept = self._is_kept(span, sampled=call.sampled)
             if call.kept is None:
                 return
             if not call.kept and _is_root(span.parent):
@@ -117,20 +115,35 @@ class TailSampler(SpanProcessor):
         if call.kept:
             self._export.take(spans)
             if _is_root(span.parent):
-                if call.make is not None:
-                    self._open[context.span_id] = call
-                    call.make()
-                    del self._open[context.span_id]
                 self.keep(context.span_id)
                 self.on_kept(context.span_id)
 
-    def defer(self, root: trace.Span, make: Callable[[], None]) -> bool:
-        """Whether a call's other spans need not be made yet: `make` is called once it has ended and is kept after all."""
-        call = self._open.get(root.get_span_context().span_id)
-        if call is None or call.sampled or not isinstance(root, ReadableSpan) or not _is_root(root.parent):
-            return False
-        call.make = make
-        return True
+    def is_sampled(self, parent: SpanContext | None, trace_id: int) -> bool:
+        """Whether a call is kept in any case: by the caller's flag, else for the ratio of trace ids."""
+        if parent is not None:
+            return parent.trace_flags.sampled
+        return trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
+
+    def light_ended(self, span: LightSpan) -> None:
+        """As `on_end`, of a light span, which has with it what there is of its call."""
+        own, root = span.get_span_context().span_id, span.root
+        if span.is_batch:
+            self._end_batch(span, own)
+        elif span is not root:
+            if root.kept is None:
+                root.take(span)
+            elif root.kept:
+                self._export.take([span])
+        else:
+            with self._lock:
+                root.kept = self._is_kept(root, sampled=root.sampled)
+                if not root.kept:
+                    self._release(own)
+                    return
+                self.overflowed += root.lost
+            self._export.take([root, *root.taken()])
+            self.keep(own)
+            self.on_kept(own)
 
     def keep(self, root: int) -> None:
         """The call whose root span has this id is kept, here or in another process: its batches are, those still to end too."""
@@ -144,11 +157,15 @@ class TailSampler(SpanProcessor):
 
     def will_keep(self, span: trace.Span, *, ending: bool) -> bool:
         """Whether the call of a span that has not ended is kept, as far as is known; `ending`: all is said of the call by now."""
-        call = self._open.get(span.get_span_context().span_id)
-        if call is None or call.sampled or not ending or not isinstance(span, ReadableSpan):
-            return call is not None and call.sampled
-        with self._lock:
-            return self._why(span, time.time_ns()) not in (None, "refused")
+        if isinstance(span, LightSpan):
+            sampled = span.root.sampled
+        else:
+            call = self._open.get(span.get_span_context().span_id)
+            sampled = call is not None and call.sampled
+            ending = ending and call is not None
+        if sampled or not ending or not isinstance(span, ReadableSpan):
+            return sampled
+        return self._why(span, time.time_ns()) not in (None, "refused")
 
     def shutdown(self) -> None:
         """Sends what is kept; what is not decided is dropped."""
@@ -158,15 +175,14 @@ class TailSampler(SpanProcessor):
         """Nothing waits here for time to pass."""
         return True
 
-    def _decide(self, call: _Call, root: ReadableSpan) -> None:
-        seconds = ((root.end_time or 0) - (root.start_time or 0)) / 1e9
-        why = "sampled" if call.sampled else self._why(root, root.end_time or 0)
-        self._slow[root.name].add(seconds)
-        if why == "refused" and not self._may_keep_refused():
-            why = None
-        call.kept = why is not None
-        if why is not None:
-            self.kept[why] += 1
+    def _is_kept(self, root: ReadableSpan, *, sampled: bool) -> bool:
+        """Decides a call that has ended, and counts it."""
+        why = "sampled" if sampled else self._why(root, root.end_time or 0)
+        self._slow[root.name].add(((root.end_time or 0) - (root.start_time or 0)) / 1e9)
+        if why is None or (why == "refused" and not self._may_keep_refused()):
+            return False
+        self.kept[why] += 1
+        return True
 
     def _why(self, root: ReadableSpan, now_ns: int) -> str | None:
         attributes = root.attributes or {}

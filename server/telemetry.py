@@ -1,4 +1,4 @@
-"""OpenTelemetry: providers, exporters, the caller's context, and the steps of a call.
+"""OpenTelemetry: providers, exporters, and the caller's context.
 
 Nothing is global: `Telemetry.create` builds the providers, and whoever needs a tracer or a meter gets it handed down. OTLP
 exporters follow OpenTelemetry's own environment variables; with none of them set nothing leaves the process, but trace ids exist.
@@ -6,25 +6,27 @@ exporters follow OpenTelemetry's own environment variables; with none of them se
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
 import threading
-import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-import grpc
 from opentelemetry import trace
-from opentelemetry.context import Context, get_current
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.environment_variables import OTEL_SPAN_LINK_COUNT_LIMIT
+from opentelemetry.sdk.environment_variables import (
+    OTEL_ATTRIBUTE_COUNT_LIMIT,
+    OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT,
+    OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT,
+    OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT,
+    OTEL_SPAN_LINK_COUNT_LIMIT,
+)
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -32,30 +34,33 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, Tra
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
 
-from keyglance.errors import KeyglanceError
 from server.deadline import Deadline
 from server.exposition import CollectingReader, Gathered, MetricsPort, Own, PrometheusReader
-from server.later_span import INSIDE, LaterSpan
+from server.light_tracer import IdTracer, LightTracer
 from server.metrics import Metrics
 from server.process_readings import process_readings
 from server.profile import Profile, ProfileRecorder
 from server.span_export import SpanExport
+from server.steps import Steps
 from server.tail_sampler import TailSampler
 from server.tally import Histograms, WithHistograms
-from server.timing import StepTiming
 from server.trace_readings import TraceReadings
 
 SCOPE = "keyglance"
 
 # A batch is linked to every call in it: as many as the largest that can be configured has frames. The SDK would keep 128.
 _MOST_LINKS = 1024
-# Seconds; what every queue takes when nothing is in it is no wait.
-_LEAST_WAIT = 1e-4
+# What has OpenTelemetry's own spans used, which keep to these.
+_LIMITS = (
+    OTEL_ATTRIBUTE_COUNT_LIMIT,
+    OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT,
+    OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT,
+    OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT,
+    OTEL_SPAN_LINK_COUNT_LIMIT,
+)
 
 
 class TelemetryError(Exception):
@@ -69,20 +74,17 @@ class Telemetry:
         self,
         tracers: TracerProvider,
         meters: MeterProvider,
-        version: str,
+        tracer: Tracer,
         metrics: Metrics,
         port: MetricsPort | None = None,
         sampler: TailSampler | None = None,
-        *,
-        every_span: bool = True,
     ) -> None:
         self._tracers = tracers
         self._meters = meters
         self._port = port
         self._sampler = sampler
-        self._defer = None if sampler is None or every_span else sampler.defer
         self._propagator = TraceContextTextMapPropagator()
-        self.tracer: Tracer = tracers.get_tracer(SCOPE, version)
+        self.tracer = tracer
         self.metrics = metrics
         self.metrics.observe(process_readings)
 
@@ -148,6 +150,12 @@ class Telemetry:
         )
         for processor in processors:
             tracers.add_span_processor(processor)
+        tracer = tracers.get_tracer(SCOPE, version)
+        if not _is_disabled():
+            if not processors:
+                tracer = IdTracer()
+            elif sampler is not None and processors == [sampler] and not any(os.environ.get(limit) for limit in _LIMITS):
+                tracer = LightTracer(sampler, resource, scope)
         for each in asked:
             each.complete_with(histograms)
         readers: list[MetricReader] = [*asked]
@@ -155,7 +163,7 @@ class Telemetry:
             readers.append(PeriodicExportingMetricReader(WithHistograms(OTLPMetricExporter(), histograms)))
         meters = MeterProvider(readers, resource=resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)
         metrics = Metrics(meters.get_meter(SCOPE, version), histograms, recorded=bool(readers) and not _is_disabled())
-        telemetry = cls(tracers, meters, version, metrics, port, sampler, every_span=processors != [sampler])
+        telemetry = cls(tracers, meters, tracer, metrics, port, sampler)
         if sampler is not None:
             telemetry.metrics.observe(TraceReadings(sampler, export))
         return telemetry
@@ -182,7 +190,7 @@ class Telemetry:
 
     def steps(self, deadline: Deadline) -> Steps:
         """The steps of one call; its spans become children of the current one."""
-        return Steps(self.tracer, self.metrics, deadline, self._defer, self.exemplar(trace.get_current_span()))
+        return Steps(self.tracer, self.metrics, deadline, self.exemplar(trace.get_current_span()))
 
     def exemplar(self, span: Span, *, ending: bool = False) -> SpanContext | None:
         """What leads from the records of a call to its trace, where there will be one: `span`'s context, or None.
@@ -229,188 +237,6 @@ def _exports(signal: str) -> bool:
         if (protocol := os.environ.get(variable, "").strip().lower()) not in ("", "grpc"):
             raise TelemetryError(f"{variable} is {protocol!r}; only grpc is installed")
     return True
-
-
-class Step:
-    """One step while it runs."""
-
-    def __init__(self, span: Span | LaterSpan) -> None:
-        self._span = span
-        self.wait = 0.0
-        self.created = 0
-
-    def set(self, key: str, value: AttributeValue) -> None:
-        """Notes a fact of this step; `key` without a dot becomes `keyglance.<key>`."""
-        self._span.set_attribute(_attribute(key), value)
-
-    def waited(self, seconds: float) -> None:
-        """Adds time in which the step waited for a decoder, a batch or a worker."""
-        self.wait += seconds
-
-    def made(self, count: int = 1) -> None:
-        """Adds things created on the way that are usually there already."""
-        self.created += count
-
-
-class Steps:
-    """The steps of one call: a span, a histogram record and a `StepTiming` each. They may overlap and nest.
-
-    `with steps.step("decode") as step:` measures a step here; `add` takes one that was measured elsewhere. `metrics` are there
-    for whatever else the call has to count; `priority` is the call's, for its waits. `defer`, where given, is
-    asked whether the spans may be made when the call has ended, as `TailSampler.defer` is. `exemplar` is the call's span, if
-    its records are to lead to it.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        metrics: Metrics,
-        deadline: Deadline,
-        defer: Callable[[Span, Callable[[], None]], bool] | None = None,
-        exemplar: SpanContext | None = None,
-    ) -> None:
-        self.metrics = metrics
-        self.exemplar = exemplar
-        self.priority = "normal"
-        self.begin = time.monotonic()
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self._context = get_current()
-        self._tracer = tracer
-        self._deadline = deadline
-        self._timings: list[StepTiming] = []
-        self._later: list[LaterSpan] = []
-        self._defers = defer is not None and defer(trace.get_current_span(), self._make)
-
-    @contextmanager
-    def step(self, name: str, **facts: AttributeValue) -> Iterator[Step]:
-        """Measures the block as step `name`; an exception sets the span's status and goes on."""
-        begin = time.monotonic()
-        with self._span(name, {_attribute(key): value for key, value in facts.items()}) as span:
-            step = Step(span)
-            failure: str | None = None
-            try:
-                yield step
-            except BaseException as error:
-                failure = describe_failure(span, error, self._deadline)
-                raise
-            finally:
-                timing = StepTiming(name, begin, time.monotonic(), step.wait, step.created)
-                _note_timing(span, timing)
-                self._keep(timing, failure)
-
-    def add(
-        self,
-        timing: StepTiming,
-        facts: Mapping[str, AttributeValue] | None = None,
-        *,
-        error: BaseException | None = None,
-        links: Sequence[SpanContext] = (),
-    ) -> None:
-        """Takes a step that was measured elsewhere (an engine): a child of the call's span with the timing's begin and end.
-
-        `error` is what ended it, if anything did; `links` are the spans of others that did its work.
-        """
-        attributes = {_attribute(key): value for key, value in (facts or {}).items()}
-        begin = self._wall_ns(timing.begin)
-        span: Span | LaterSpan
-        if self._defers:
-            self._later.append(span := LaterSpan(timing.step, attributes, begin, links))
-        else:
-            span = self._tracer.start_span(
-                timing.step,
-                context=self._context,
-                attributes=attributes,
-                links=[Link(each) for each in links],
-                start_time=begin,
-            )
-        failure = None if error is None else describe_failure(span, error, self._deadline)
-        _note_timing(span, timing)
-        span.end(self._wall_ns(timing.end))
-        self._keep(timing, failure)
-
-    @property
-    def timings(self) -> tuple[StepTiming, ...]:
-        """One timing a step, by begin; pieces of one step are joined: first begin, last end, waits and creations added."""
-        joined: dict[str, StepTiming] = {}
-        for timing in self._timings:
-            held = joined.get(timing.step)
-            joined[timing.step] = (
-                timing
-                if held is None
-                else StepTiming(
-                    timing.step,
-                    min(held.begin, timing.begin),
-                    max(held.end, timing.end),
-                    held.wait + timing.wait,
-                    held.created + timing.created,
-                )
-            )
-        return tuple(sorted(joined.values(), key=lambda timing: (timing.begin, timing.end)))
-
-    @contextmanager
-    def _span(self, name: str, attributes: dict[str, AttributeValue]) -> Iterator[Span | LaterSpan]:
-        if not self._defers:
-            with self._tracer.start_as_current_span(
-                name, attributes=attributes, record_exception=False, set_status_on_exception=False
-            ) as span:
-                yield span
-            return
-        later = LaterSpan(name, attributes, time.time_ns())
-        self._later.append(later)
-        token = INSIDE.set(later)
-        try:
-            yield later
-        finally:
-            INSIDE.reset(token)
-            later.end(time.time_ns())
-
-    def _make(self) -> None:
-        for later in self._later:
-            later.make(self._tracer, self._context)
-        for later in reversed(self._later):
-            later.close()
-
-    def _keep(self, timing: StepTiming, failure: str | None) -> None:
-        self._timings.append(timing)
-        self.metrics.step(
-            timing.step,
-            timing.end - timing.begin,
-            waited=timing.wait,
-            priority=self.priority,
-            error=failure,
-            span=self.exemplar,
-        )
-
-    def _wall_ns(self, monotonic: float) -> int:
-        return self._epoch_ns + round(monotonic * 1e9)
-
-
-def describe_failure(span: Span | LaterSpan, error: BaseException, deadline: Deadline) -> str | None:
-    """Sets a span's status for an exception and returns `error.type`; None for the caller's cancellation, which is no error."""
-    if isinstance(error, asyncio.CancelledError):
-        if deadline.status_of_cancellation() is grpc.StatusCode.CANCELLED:
-            span.set_attribute("keyglance.cancelled", True)
-            return None
-        kind, text = grpc.StatusCode.DEADLINE_EXCEEDED.name, "the deadline passed"
-    elif isinstance(error, KeyglanceError):
-        kind, text = error.reason, error.message
-    else:
-        kind, text = type(error).__qualname__, str(error)
-        span.record_exception(error)
-    span.set_attribute(ERROR_TYPE, kind)
-    span.set_status(StatusCode.ERROR, text)
-    return kind
-
-
-def _attribute(key: str) -> str:
-    return key if "." in key else f"keyglance.{key}"
-
-
-def _note_timing(span: Span | LaterSpan, timing: StepTiming) -> None:
-    if timing.wait >= _LEAST_WAIT:
-        span.set_attribute("keyglance.wait", round(timing.wait, 6))
-    if timing.created:
-        span.set_attribute("keyglance.created", timing.created)
 
 
 class TreeExporter(SpanExporter):

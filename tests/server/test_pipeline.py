@@ -113,15 +113,15 @@ async def label(index: VideoIndex, engine: ScriptedEngine, spans: InMemorySpanEx
         sampling_limits=SamplingLimits(),
     )
     call = LabelCall(SamplingPolicy(**policy), (), 0.1, True, 0, time.monotonic() + 10)
-    steps = telemetry.steps(Deadline.after(10))
     try:
-        answer = await pipeline.label(WholeBytes(b"video"), call, steps)
+        with telemetry.tracer.start_as_current_span("call"):
+            answer = await pipeline.label(WholeBytes(b"video"), call, telemetry.steps(Deadline.after(10)))
     finally:
         assert indexer.opened.closed
         assert all(job.packets.fd == -1 for job in engine.jobs)
         telemetry.shutdown()
     told = {span.name: dict(span.attributes or {}) for span in spans.get_finished_spans()}
-    assert list(told) == ["index", "sample", "decode", "fuse"]
+    assert list(told) == ["index", "sample", "decode", "fuse", "call"]
     skipped = [frame for frame in answer.frames if frame.outcome.skipped]
     assert told["decode"]["keyglance.pictures"] == answer.coverage.frames
     assert told["decode"]["keyglance.skipped"] == len(skipped)
@@ -207,5 +207,5 @@ async def test_a_call_that_fails_in_the_engine_says_so_in_its_trace(error: Excep
     spans = InMemorySpanExporter()
     with pytest.raises(type(error)):
         await label(video([ALL_KEYS]), Failing(), spans)
-    last = spans.get_finished_spans()[-1]
+    *_, last, _ = spans.get_finished_spans()
     assert (last.name, last.status.status_code, (last.attributes or {})["error.type"]) == ("engine", StatusCode.ERROR, kind)

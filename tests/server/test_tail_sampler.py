@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
 
-from server import tail_sampler
+from keyglance.errors import CorruptVideo
+from server import light_span, tail_sampler
 from server.deadline import Deadline
 from server.engine_process.engine_host import EngineHost
 from server.engine_process.remote_engine import RemoteEngine
 from server.engine_process.wire import pair
 from server.exposition import CollectingReader
+from server.light_tracer import LightTracer
 from server.slow_calls import SlowCalls
-from server.telemetry import Steps, Telemetry
+from server.steps import Steps
+from server.telemetry import Telemetry
 from server.timing import StepTiming
 from tests.server.engine_fakes import ScriptedEngine
 
@@ -28,14 +33,21 @@ NOT_SAMPLED = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920
 
 
 class World:
-    """One process's telemetry over an exporter in memory."""
+    """One process's telemetry over an exporter in memory. `light`: nobody else wants spans, so that they are light ones."""
 
-    def __init__(self, ratio: float = 0.0) -> None:
+    def __init__(self, ratio: float = 0.0, *, light: bool = True) -> None:
         self.out = InMemorySpanExporter()
         self.reader = CollectingReader()
+        self.light = light
         self.telemetry = Telemetry.create(
-            version="0", span_exporter=self.out, trace_ratio=ratio, metric_readers=[self.reader], process="test"
+            version="0",
+            span_exporter=self.out,
+            span_processors=[] if light else [SpanProcessor()],
+            trace_ratio=ratio,
+            metric_readers=[self.reader],
+            process="test",
         )
+        assert isinstance(self.telemetry.tracer, LightTracer) is light
         sampler = self.telemetry._sampler
         assert sampler is not None
         self.sampler = sampler
@@ -70,11 +82,11 @@ class World:
         return not self.sampler._open and self.sampler._export.pending == 0
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+@pytest.fixture(params=[True, False], ids=["light", "of the SDK"])
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
-    made = World()
+    made = World(light=request.param)
     yield made
     made.telemetry.shutdown()
 
@@ -92,8 +104,9 @@ def test_the_callers_flag_decides(world):
 
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 0), (0.25, 20, 80), (1.0, 200, 200)])
-def test_without_one_a_ratio_does(ratio, least, most):
-    world = World(ratio)
+@pytest.mark.parametrize("light", [True, False])
+def test_without_one_a_ratio_does(ratio, least, most, light):
+    world = World(ratio, light=light)
     for _ in range(200):
         world.call()
     assert least <= world.sampler.kept["sampled"] <= most
@@ -174,7 +187,8 @@ def test_what_ends_after_its_call_shares_its_fate(world):
 
 def test_memory_is_bounded(world, monkeypatch):
     monkeypatch.setattr(tail_sampler, "_MOST_BATCHES", 5)
-    monkeypatch.setattr(tail_sampler, "_MOST_SPANS", 5)
+    for module in (light_span, tail_sampler):
+        monkeypatch.setattr(module, "MOST_SPANS", 5)
     monkeypatch.setattr(tail_sampler, "_MOST_KEPT", 5)
     root, other = (world.telemetry.tracer.start_span("call", context=Context()) for _ in range(2))
     for _ in range(12):
@@ -187,8 +201,8 @@ def test_memory_is_bounded(world, monkeypatch):
         world.telemetry.tracer.start_span("step", context=set_span_in_context(root)).end()
     root.set_attribute("keyglance.reason", "CORRUPT_VIDEO")
     root.end()
-    assert world.names() == ["batch"] * 4 + ["step"] * 5
-    assert world.sampler.overflowed == 8 + 8
+    assert world.names() == ["batch"] * 4 + ["call"] * world.light + ["step"] * 5  # OpenTelemetry's root is a span as others
+    assert world.sampler.overflowed == 8 + 8 - world.light
     for _ in range(20):
         world.call(sent=SAMPLED)
     assert len(world.sampler._kept) == 5
@@ -211,12 +225,17 @@ def test_batches_of_calls_that_are_not_kept_are_forgotten(world, monkeypatch):
     assert world.sampler.overflowed == 0, "nobody asked for them"
 
 
-async def test_spans_that_are_made_later_are_as_those_made_at_once(world):
-    """The steps of a call that is only kept at its end, against the same steps of one that is sampled from its beginning."""
-    telemetry = world.telemetry
+async def test_light_spans_are_as_those_of_the_sdk(monkeypatch):
+    """The same call in both worlds, sampled from its beginning and kept at its end."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
     made = []
-    for sent in (SAMPLED, NOT_SAMPLED):
-        with telemetry.tracer.start_as_current_span("call", context=telemetry.extract(sent), kind=SpanKind.SERVER) as root:
+    for light, sent in itertools.product((True, False), (SAMPLED, NOT_SAMPLED)):
+        world = World(light=light)
+        telemetry = world.telemetry
+        with telemetry.tracer.start_as_current_span(
+            "call", context=telemetry.extract(sent), kind=SpanKind.SERVER, attributes={"a": 1}
+        ) as root:
             batch = world.batch(root)
             steps = telemetry.steps(Deadline.after(100))
 
@@ -224,24 +243,80 @@ async def test_spans_that_are_made_later_are_as_those_made_at_once(world):
                 with steps.step(name, codec="h264") as step:
                     await asyncio.sleep(0.01)
                     step.set("frames", 3)
+                    step.set("other.key", "x")
+                    step.made()
                     with steps.step(f"{name}.inner"):
                         await asyncio.sleep(0)
 
             await asyncio.gather(one("a", steps), one("b", steps))
             steps.add(StepTiming("infer", steps.begin, steps.begin + 1, 0.5), {"n": 1}, links=[batch.get_span_context()])
-            with pytest.raises(ZeroDivisionError), steps.step("fuse"):
-                raise ZeroDivisionError("x")
-            root.set_attribute("keyglance.reason", "INTERNAL")
+            for error in (ZeroDivisionError("x"), CorruptVideo("no picture"), asyncio.CancelledError()):
+                with pytest.raises(type(error)), steps.step(type(error).__name__):
+                    raise error
+            root.add_event("something", {"b": 2})
+            root.set_attributes({"keyglance.reason": "INTERNAL"})
+            root.set_status(StatusCode.ERROR, "broken")
+            root.record_exception(ValueError("y"))
         world.names()
         spans = {span.context.span_id: span for span in world.out.get_finished_spans()}
-        world.out.clear()
         assert {span.context.trace_id for span in spans.values() if span.name != "batch"} == {root.get_span_context().trace_id}
         assert all(9e6 < span.end_time - span.start_time < 5e9 for span in spans.values() if span.name in ("a", "b", "infer"))
+        assert all(abs(span.start_time - time.time_ns()) < 60e9 for span in spans.values())
         made.append({span.name: _shape(span, spans) for span in spans.values()})
-    assert made[0] == made[1]
-    assert set(made[0]) == {"a", "a.inner", "b", "b.inner", "batch", "call", "fuse", "infer"}
+        assert world.is_empty()
+        telemetry.shutdown()
+    assert made[0] == made[1] == made[2] == made[3]
+    failed = {"ZeroDivisionError", "CorruptVideo", "CancelledError"}
+    assert set(made[0]) == {"a", "a.inner", "b", "b.inner", "batch", "call", "infer"} | failed
     assert made[0]["a.inner"][0] == "a"
-    assert world.is_empty()
+
+
+def test_a_span_that_is_current_has_what_is_raised_in_it(world):
+    with pytest.raises(ValueError, match="x"), world.telemetry.tracer.start_as_current_span("call", context=Context()):
+        raise ValueError("x")
+    world.names()
+    (span,) = world.out.get_finished_spans()
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "ValueError: x")
+    assert [event.attributes["exception.type"] for event in span.events] == ["ValueError"]
+
+
+def test_a_link_that_is_added_makes_no_batch():
+    world = World(ratio=1.0)
+    with world.telemetry.tracer.start_as_current_span("call", context=Context()) as root:
+        root.add_link(world.batch(root).get_span_context())
+        root.update_name("other")
+    assert world.names() == ["batch", "other"]
+    assert [len(span.links) for span in world.out.get_finished_spans()] == [1, 1]
+    assert not root.is_recording()
+    root.end()
+    assert world.names() == ["batch", "other"]
+    world.telemetry.shutdown()
+
+
+def test_a_step_that_goes_on_ends_with_its_call():
+    world = World(ratio=1.0)
+    with world.telemetry.tracer.start_as_current_span("call", context=Context()):
+        step = world.telemetry.steps(Deadline.after(1)).step("decode")
+        step.__enter__()
+    assert world.names() == ["call", "decode"]
+    call, decode = sorted(world.out.get_finished_spans(), key=lambda span: span.name)
+    assert decode.end_time == call.end_time
+    world.telemetry.shutdown()
+
+
+@pytest.mark.parametrize(
+    "limit", ["OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_LINK_COUNT_LIMIT"]
+)
+def test_limits_are_kept_by_spans_that_know_them(limit, monkeypatch):
+    monkeypatch.setenv(limit, "1")
+    world = World(ratio=1.0, light=False)
+    with world.telemetry.tracer.start_as_current_span("call", context=Context(), attributes={"a": "long"}):
+        pass
+    assert world.names() == ["call"]
+    world.telemetry.shutdown()
+    telemetry = Telemetry.create(version="0", span_exporter=InMemorySpanExporter())
+    assert not isinstance(telemetry.tracer, LightTracer)
+    telemetry.shutdown()
 
 
 def _shape(span: ReadableSpan, spans: dict[int, ReadableSpan]) -> tuple[object, ...]:
@@ -249,8 +324,12 @@ def _shape(span: ReadableSpan, spans: dict[int, ReadableSpan]) -> tuple[object, 
     return (
         parent and parent.name,
         dict(span.attributes),
-        span.status.status_code,
-        [event.name for event in span.events],
+        (span.status.status_code, span.status.description),
+        span.kind,
+        span.context.trace_flags,
+        span.resource.attributes["keyglance.process"],
+        (span.instrumentation_scope.name, span.instrumentation_scope.version),
+        [(event.name, {**event.attributes, "exception.stacktrace": None}) for event in span.events],
         [spans[link.context.span_id].name for link in span.links],
     )
 

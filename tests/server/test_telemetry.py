@@ -115,9 +115,10 @@ async def test_steps_of_concurrent_tasks_keep_their_parents(observed):
     ],
 )
 def test_a_step_that_fails(observed, error, deadline, status, kind):
-    steps = observed.telemetry.steps(deadline)
-    with pytest.raises(type(error)), steps.step("decode"):
-        raise error
+    with observed.telemetry.tracer.start_as_current_span("call"):
+        steps = observed.telemetry.steps(deadline)
+        with pytest.raises(type(error)), steps.step("decode"):
+            raise error
     span = observed.span("decode")
     assert span.status.status_code is status
     assert span.attributes.get("error.type") == kind

@@ -1,0 +1,137 @@
+"""Tracers that cost little: of light spans, where nobody but a tail sampler wants any, and of mere ids, where nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol
+
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.util.types import Attributes
+
+from server.light_span import LightSpan, below
+
+
+class Decides(Protocol):
+    """What a tracer asks, and tells of what ends; see `TailSampler`."""
+
+    def is_sampled(self, parent: SpanContext | None, trace_id: int) -> bool:
+        """Whether a call is kept in any case."""
+
+    def light_ended(self, span: LightSpan) -> None:
+        """A span has ended."""
+
+
+class _CheapTracer(Tracer):
+    """What both have in common."""
+
+    def start_as_current_span(  # type: ignore[override]  # theirs is a decorator too
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        start_time: int | None = None,
+        record_exception: bool = True,
+        set_status_on_exception: bool = True,
+        end_on_exit: bool = True,
+    ) -> AbstractContextManager[Span]:
+        """As of any tracer."""
+        span = self.start_span(name, context, kind, attributes, links, start_time)
+        return _Current(span, records=record_exception, sets_status=set_status_on_exception, ends=end_on_exit)
+
+
+class LightTracer(_CheapTracer):
+    """A tracer of light spans: OpenTelemetry's interface."""
+
+    def __init__(self, sampler: Decides, resource: Resource, scope: InstrumentationScope) -> None:
+        self._sampler = sampler
+        self._resource = resource
+        self._scope = scope
+
+    def start_span(
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        start_time: int | None = None,
+        record_exception: bool = True,
+        set_status_on_exception: bool = True,
+    ) -> LightSpan:
+        """As of any tracer."""
+        current = get_current_span(context)
+        found = current.get_span_context()
+        parent = found if found.is_valid else None
+        own = below(parent)
+        return LightSpan(
+            self._sampler.light_ended,
+            name,
+            own,
+            parent,
+            resource=self._resource,
+            scope=self._scope,
+            attributes=attributes,
+            links=links or (),
+            kind=kind,
+            start_time=start_time,
+            root=current.root if isinstance(current, LightSpan) else None,
+            sampled=self._sampler.is_sampled(parent, own.trace_id),
+        )
+
+
+class IdTracer(_CheapTracer):
+    """A tracer of spans that nobody wants, for their trace ids, which logs and answers have."""
+
+    def start_span(
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        start_time: int | None = None,
+        record_exception: bool = True,
+        set_status_on_exception: bool = True,
+    ) -> NonRecordingSpan:
+        """As of any tracer."""
+        found = get_current_span(context).get_span_context()
+        return NonRecordingSpan(below(found if found.is_valid else None, sampled=False))
+
+
+class _Current:
+    """A span while it is the current one."""
+
+    def __init__(self, span: Span, *, records: bool, sets_status: bool, ends: bool) -> None:
+        self._span = span
+        self._records, self._sets_status, self._ends = records, sets_status, ends
+
+    def __enter__(self) -> Span:
+        self._token = attach(set_span_in_context(self._span))
+        return self._span
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        detach(self._token)
+        if isinstance(error, Exception):
+            if self._records:
+                self._span.record_exception(error)
+            if self._sets_status:
+                self._span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        if self._ends:
+            self._span.end()
