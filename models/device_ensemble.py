@@ -347,7 +347,7 @@ class DeviceEnsemble:
                     if head.ready_at <= now:
                         left = self._ends - _LEAD * self._enqueuing - now if self._outstanding else 0.0
                         if left <= 0 or len(waiting) >= self.plan.largest or not self._coming:
-                            return self._take(now, self.plan.first(len(waiting)))
+                            return self._take(now, self.plan.first(len(waiting), more=self._coming > 0))
                         wait = left
                     elif self._across_calls and not self._outstanding and self._better_apart(waiting, now):
                         return self._take(now, len(waiting))

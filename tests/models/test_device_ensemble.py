@@ -186,6 +186,25 @@ async def test_a_busy_ensemble_gathers_and_enqueues_only_full_batches_behind_the
         assert sum(b.sizes) == 29
 
 
+@pytest.mark.parametrize(("more", "sizes"), [(True, [1, 4, 1]), (False, [1, 5])])
+async def test_what_is_left_of_full_buckets_runs_with_what_is_still_to_come(more: bool, sizes: list[int]) -> None:
+    async with bench(gate=True) as b:
+        b.ensemble.plan = BatchPlan({2: 1.0, 4: 1.1, 8: 1.6})
+        b.submit(b.group(1), 1)
+        await b.until(lambda: b.sizes == [1])
+        to_come = b.group(1)
+        for level in range(5):
+            b.submit(b.group(1), level)
+        opened = b.runners["first"].gate
+        assert opened is not None
+        if not more:
+            b.ensemble.discard(to_come)
+            await b.until(lambda: b.sizes == sizes)
+        opened.set()
+        await b.answered(6)
+        assert b.sizes == sizes
+
+
 async def test_where_nothing_more_is_to_come_a_batch_waits_behind_the_one_that_runs() -> None:
     async with bench(gate=True) as b:
         b.submit(b.group(1), 1)

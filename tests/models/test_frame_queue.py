@@ -128,6 +128,25 @@ def test_twenty_frames_run_as_sixteen_and_four_where_thirty_two_are_dear():
     assert plan.cost(36) == pytest.approx(28.9)
 
 
+@given(prices=st.dictionaries(st.integers(1, 40), st.floats(0.1, 50), min_size=1, max_size=6), waiting=st.integers(1, 60))
+def test_where_more_are_to_come_no_other_batch_costs_less_for_each_of_its_frames(prices, waiting):
+    plan = BatchPlan(prices)
+
+    def each(frames: int) -> float:
+        return min(cost for size, cost in prices.items() if size >= frames) / frames
+
+    first = plan.first(waiting, more=True)
+    assert 1 <= first <= min(waiting, plan.largest)
+    assert each(first) == pytest.approx(min(each(frames) for frames in range(1, min(waiting, plan.largest) + 1)))
+
+
+def test_what_would_run_alone_waits_for_what_is_to_come():
+    plan = BatchPlan({4: 3.4, 8: 5.5, 12: 7.7, 16: 9.9})
+    assert (plan.first(13), plan.first(13, more=True)) == (13, 12)
+    flat = BatchPlan({4: 1.0, 8: 1.1, 12: 1.2, 16: 1.25})
+    assert flat.first(13, more=True) == 13
+
+
 @pytest.mark.parametrize("prices", [{}, {0: 1.0}, {4: 0.0}])
 def test_prices_must_be_prices(prices):
     with pytest.raises(ValueError, match="at least one batch size"):
