@@ -25,12 +25,15 @@ from server.head_process.shared_results import SharedResults
 
 _log = logging.getLogger(__name__)
 
+#: Pictures from which on a batch is read there: a few, of an engine that has little to do, are read sooner than sent.
+_LEAST = 16
+
 
 class HeadProcess:
     """One process that reads results out of `memory`; it is started anew, `pause` seconds later, when it is gone.
 
-    A batch that it does not answer within `patience` seconds ends it. Whatever it does not read, nobody has read: `read` says so,
-    and the heads do it themselves. `read` is for one thread at a time.
+    Batches of at least `least` pictures are for it. One that it does not answer within `patience` seconds ends it. Whatever it
+    does not read, nobody has read: `read` says so, and the heads do it themselves. `read` is for one thread at a time.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class HeadProcess:
         *,
         patience: float = 5.0,
         pause: float = 5.0,
+        least: int = _LEAST,
         module: str = "server.head_process.child",
     ) -> None:
         self._manifests = tuple(manifests)
@@ -48,6 +52,7 @@ class HeadProcess:
         self.memory = memory
         self._patience = patience
         self._pause = pause
+        self._least = least
         self._module = module
         self._lock = threading.Lock()  # between `close` and all else
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,6 +117,10 @@ class HeadProcess:
             except (OSError, EOFError, ValueError) as error:
                 self._lose(f"{type(error).__name__}: {error}")
         return None
+
+    def is_for(self, placements: Sequence[Placement]) -> bool:
+        """Whether a batch is large enough."""
+        return len(placements) >= self._least
 
     def revive(self) -> None:
         """Starts it anew where it is gone and the pause is over."""
@@ -181,8 +190,9 @@ class _HeadElsewhere:
 
     def read_batch(self, outputs: Mapping[str, NDArray[Any]], placements: Sequence[Placement]) -> list[FrameResult | ValueError]:
         """As `Head.read_batch`."""
-        found = self._process.read(self._name, outputs, placements) if placements else None
-        if found is not None and len(found) == len(placements):
-            return found
-        self._process.revive()
+        if self._process.is_for(placements):
+            found = self._process.read(self._name, outputs, placements)
+            if found is not None and len(found) == len(placements):
+                return found
+            self._process.revive()
         return self._head.read_batch(outputs, placements)

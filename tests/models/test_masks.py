@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_groups_come_to_the_same_as_maps_one_by_one(chosen: dict[int, Inside]) -
     for place, values in found.items():
         np.testing.assert_array_equal(values, expected[place])
     # As few as can be: two neighbours that are alike are in one group.
-    for (_, there, inside), (_, following, other) in zip(groups, groups[1:], strict=False):
+    for (_, there, inside), (_, following, other) in itertools.pairwise(groups):
         assert there.stop != following.start or inside != other
 
 

@@ -52,7 +52,7 @@ class Bench:
         self.unpinned: list[int] = []
         self.memory = SharedResults(lambda address, size: self.pinned.append((address, size)), self.unpinned.append)
         self.manifests = manifests()
-        self.process = HeadProcess(self.manifests, self.memory, **rest)
+        self.process = HeadProcess(self.manifests, self.memory, **{"least": 1, **rest})
         self.heads = {manifest.name: self.process.head(manifest) for manifest in self.manifests}
         self.rooms = {
             manifest.name: {
@@ -140,6 +140,24 @@ def test_before_it_is_started_heads_read_themselves_and_start_nothing() -> None:
     bench.process.close()
     bench.process.start()
     assert bench.process.pid is None
+
+
+def test_small_batches_are_read_here() -> None:
+    bench = Bench(least=3)
+    bench.process.start()
+    bench.ready()
+    asked: list[int] = []
+    read = bench.process.read
+
+    def counted(model: str, outputs: Any, placements: Any) -> Any:
+        asked.append(len(placements))
+        return read(model, outputs, placements)
+
+    bench.process.read = counted  # type: ignore[method-assign]
+    for count in range(1, 5):
+        assert len(bench.heads[NAMES[0]].read_batch(bench.outputs(bench.manifests[0], 1, count), [PLACEMENT] * count)) == count
+    assert asked == [3, 4]
+    bench.process.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
