@@ -38,8 +38,10 @@ SERVICE: str = keyglance_pb2.DESCRIPTOR.services_by_name["ShortVideoLabeler"].fu
 _HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _HEALTH_INTERVAL = 0.1  # seconds between two looks at the engine, which has its answer at hand
+_BACKLOG = 0.1  # seconds for calls that gRPC holds for a busy loop: stopping would cancel them, so they are refused first
 _AFTER_CUT = 5.0  # seconds for calls to end once they were cut short
 _LAST_BYTES = 1.0  # seconds for the last answers to be sent
+_NEVER = 1e6  # seconds of grace that gRPC gives by itself: when calls are cut short is decided here
 _MOST_MS = 2**31 - 1  # what gRPC's options hold, 24 days
 _TELEMETRY_END = 3.0  # seconds for the last traces and metrics to be sent
 
@@ -137,6 +139,7 @@ class Server:
         self._health = HealthServicer([SERVICE])
         self._grpc: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self.address = config.server.listen
         telemetry.metrics.observe(lambda: calls_readings(self._admission, self._budget))
         telemetry.metrics.observe(EngineSource(parts.engine))
@@ -160,10 +163,17 @@ class Server:
             _log.info("metrics on %s", self._telemetry.prometheus)
 
     async def drain(self) -> bool:
-        """Takes no new calls, gives those in flight `server.grace` seconds. Returns whether all of them ended in time."""
+        """Takes no new calls, gives those in flight `server.grace` seconds. Returns whether all of them ended in time.
+
+        Every connection is told at once to take no more calls (HTTP/2's GOAWAY), and none is accepted: callers go elsewhere with
+        the next one. Were they told by the status of their calls only, each would come back over the connection that it has.
+        """
         _log.info("draining, %d calls in flight", self._admission.in_flight)
         await self._health.drain()
         self._admission.drain()
+        if self._grpc is not None:
+            await asyncio.sleep(_BACKLOG)
+            self._stopping = asyncio.create_task(self._grpc.stop(_NEVER), name="take no new calls")
         try:
             await asyncio.wait_for(self._admission.idle(), self._config.server.grace)
         except TimeoutError:
@@ -182,6 +192,8 @@ class Server:
             self._watch.cancel()
         if self._grpc is not None:
             await self._grpc.stop(_LAST_BYTES)
+        if self._stopping is not None:
+            await self._stopping
         for part in (*reversed(self._parts.others), self._parts.engine):
             try:
                 await part.close()

@@ -168,6 +168,14 @@ def test_transient_errors_are_tried_again(call: Call, server: Any, video: bytes)
     assert len(server.requests) == 2 + 4
 
 
+def test_a_call_that_a_stopping_server_drops_is_made_again(call: Call, server: Any, video: bytes) -> None:
+    server.failures = [grpc.StatusCode.CANCELLED]  # by nobody here
+    assert call(server.target, "label", video).labels
+    server.failures = [grpc.StatusCode.CANCELLED] * 10
+    with pytest.raises(ServerUnreachable, match=f"^{server.target} broke the call off$"):
+        call(server.target, "label", video)
+
+
 def test_the_time_that_the_server_names_is_waited_for(call: Call, server: Any, video: bytes) -> None:
     server.failures = [Overloaded("full", retry_after=0.3)]
     began = time.monotonic()

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
+from keyglance import AsyncClient
 from keyglance.v1.keyglance_pb2 import LabelRequest, LabelResponse
 from keyglance.v1.keyglance_pb2_grpc import ShortVideoLabelerServicer, ShortVideoLabelerStub
 from server.config import Config
@@ -182,9 +183,17 @@ async def test_draining_lets_calls_end_and_takes_no_new_ones(observed):
         it.servicer.go.clear()
         flying = asyncio.ensure_future(result(it.stub.Label(LabelRequest(request_id="flying"))))
         await asyncio.wait_for(it.servicer.running.wait(), 5)
+        seen: list[int] = []
+
+        async def watch() -> None:
+            stub = health_pb2_grpc.HealthStub(it.channel)
+            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
+                seen.append(response.status)  # noqa: PERF401, each at its time
+
+        watching = asyncio.ensure_future(watch())
+        await eventually(lambda: seen == [SERVING])
         draining = asyncio.ensure_future(it.server.drain())
-        await asyncio.sleep(0.05)
-        assert await it.health() == NOT_SERVING
+        await eventually(lambda: seen == [SERVING, NOT_SERVING])
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await it.stub.Label(LabelRequest())
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -192,6 +201,26 @@ async def test_draining_lets_calls_end_and_takes_no_new_ones(observed):
         it.servicer.go.set()
         assert (await flying).request_id == "flying"
         assert await draining is True
+        watching.cancel()
+
+
+async def test_callers_of_a_draining_server_go_elsewhere_over_the_connection_that_they_have(observed):
+    async with world(observed, reuse_port=True) as leaving:
+        await leaving.server.start()
+        async with AsyncClient(leaving.server.address, connections=1, retries=3) as client:
+            leaving.servicer.go.clear()
+            flying = asyncio.ensure_future(client.label(b"x" * 1000, whole=True, request_id="flying"))
+            await asyncio.wait_for(leaving.servicer.running.wait(), 5)
+            async with world(observed, listen=leaving.server.address, reuse_port=True) as staying:
+                await staying.server.start()
+                draining = asyncio.ensure_future(leaving.server.drain())
+                answers = await asyncio.gather(*(client.label(b"x" * 1000, whole=True, request_id=str(n)) for n in range(50)))
+                assert [answer.request_id for answer in answers] == [str(number) for number in range(50)]
+                assert staying.servicer.running.is_set()
+                assert not draining.done(), "while the other still has a call"
+                leaving.servicer.go.set()
+                assert (await flying).request_id == "flying"
+                assert await draining is True
 
 
 async def test_draining_cuts_what_does_not_end(observed):

@@ -52,6 +52,9 @@ _BY_STATUS: Mapping[grpc.StatusCode, type[KeyglanceError]] = {
 
 #: gRPC tells of messages over its limits by text alone.
 _MESSAGE_TOO_LARGE = re.compile(r"(CLIENT|SERVER): (Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
+#: What gRPC for Python says of calls that this process itself cancelled. Others that end as cancelled were dropped by a server
+#: that stops: gRPC has no better word for calls that it holds then.
+_CANCELLED_HERE = frozenset({"Locally cancelled by application!", "Channel closed!"})
 _LAST_CONNECTION_ERROR = re.compile(r"last error: (?:[A-Z_]+: )?(?:(?:ipv4|ipv6|unix):\S+: )?(.*)", re.DOTALL)
 
 
@@ -124,6 +127,8 @@ def _from_status(code: grpc.StatusCode, text: str, target: str, timeout: float |
             facts={"what": "answer bytes", "value": str(size), "limit": str(limit)},
         )
     cls = _BY_STATUS.get(code, InternalError)
+    if cls is Cancelled and text not in _CANCELLED_HERE:
+        return ServerUnreachable(f"{target} broke the call off", facts=facts)
     if cls is ServerUnreachable:
         last = _LAST_CONNECTION_ERROR.search(text)
         message = f"no server answers at {target}: {last[1].strip() if last else text or 'unavailable'}"
