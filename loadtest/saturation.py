@@ -4,19 +4,24 @@
 2. Open loop, Poisson arrivals at 80 % of the peak: the latency that callers get.
 3. Open loop at three times the peak: goodput, and the latency of the calls that were accepted.
 
-Each with what processors, GPUs and the server's metrics showed meanwhile (`loadtest.watch`).
+Each with what processors, GPUs and the server's metrics showed meanwhile (`loadtest.watch`). On request also
+
+4. the closed loop at its best with 1 and with 8 connections: what several fronts of one port, among which the kernel spreads
+   connections and not calls, make of few of them (`--compare-connections`),
+5. SIGTERM at that overload (`loadtest.drain`): every call accepted must be answered (`--drain`).
 Each part has its time, so the run ends by itself; the exit code is 1 where a goal is missed or a call ended as it must not.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keyglance.errors import KeyglanceError
-from loadtest import load_summary, poisson, report
+from loadtest import drain, load_summary, poisson, report
 from loadtest.generator import Generator, GeneratorFailed
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed
@@ -25,6 +30,10 @@ from loadtest.watch import Watch
 
 #: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
 _WORTHWHILE = 1.03
+#: What `--compare-connections` compares.
+_CONNECTIONS = (1, 8)
+#: Seconds of calls before and after SIGTERM.
+_BEFORE, _AFTER = 10.0, 4.0
 #: Share of each step of the closed loop that warms up and does not count.
 _WARM_SHARE = 0.25
 
@@ -56,6 +65,15 @@ def closed_loop(
             return
 
 
+def compare_connections(
+    generator: Generator, mix: Mix, callers: int, seconds: float, seed: int, watch: Callable[[], Watch]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The closed loop of one generator process with few connections and with more."""
+    for count in _CONNECTIONS:
+        one = dataclasses.replace(generator, processes=1, connections=count)
+        yield count, closed_step(one, mix, callers, seconds, seed, watch())
+
+
 def goals(
     peak: float, steady: Mapping[str, Any], overload: Mapping[str, Any], *, p99_ms: float | None, goodput: float, slowdown: float
 ) -> list[dict[str, Any]]:
@@ -77,6 +95,12 @@ def goals(
     return [{"goal": name, "value": value, "limit": limit, "holds": holds} for name, value, limit, holds in rows]
 
 
+def _shown(step: Mapping[str, Any]) -> str:
+    latency = step["answered_ms"]
+    times = f"p50 {latency['p50']:.0f} ms, p99 {latency['p99']:.0f} ms" if latency else "no answer"
+    return f"{step['goodput_per_s']:.2f} calls/s, {times}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.saturation", description=__doc__)
@@ -89,9 +113,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--goal-p99-ms", type=float, help="at the steady load; default: none")
     parser.add_argument("--goal-goodput", type=float, default=0.95, help="in overload, share of the peak")
     parser.add_argument("--goal-slowdown", type=float, default=2.0, help="p99 of accepted calls in overload by the steady load's")
+    parser.add_argument(
+        "--compare-connections", action="store_true", help="the closed loop at its best with 1 and 8 connections too"
+    )
+    parser.add_argument("--drain", action="store_true", help="SIGTERM at that overload too; for a server that is started here")
     add_options(parser, mix="small")
     options = parser.parse_args(arguments)
     console = poisson.wide_console()
+    if options.drain and options.server:
+        parser.error("--drain ends the server: it must be one that is started here, without --server")
     try:
         callers = [int(count) for count in options.callers.split(",")]
         mix = Mix.load(options.mix)
@@ -100,12 +130,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             steps = []
             for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed, server.watch):
                 steps.append(step)
-                latency = step["answered_ms"]
-                shown = f"p50 {latency['p50']:.0f} ms, p99 {latency['p99']:.0f} ms" if latency else "no answer"
-                console.print(f"{step['callers']} callers: {step['goodput_per_s']:.2f} calls/s, {shown}")
-            peak = max(step["goodput_per_s"] for step in steps)
+                console.print(f"{step['callers']} callers: {_shown(step)}")
+            best = max(steps, key=lambda step: float(step["goodput_per_s"]))
+            peak = best["goodput_per_s"]
             if not peak:
                 raise GeneratorFailed(f"no call was answered in time: {steps[0]['by_status']}")
+            more: dict[str, Any] = {}
+            if options.compare_connections:
+                compared = more["connections"] = {}
+                seconds = options.step_seconds
+                for count, step in compare_connections(generator, mix, best["callers"], seconds, options.seed, server.watch):
+                    compared[str(count)] = step
+                    console.print(f"{step['callers']} callers over {count} of one process's connections: {_shown(step)}")
             open_loops = {}
             for name, rate, seconds in (
                 ("steady", options.steady * peak, options.steady_seconds),
@@ -118,11 +154,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 console.print(f"\n{name}: Poisson arrivals, {rate:.2f} calls/s for {seconds:g} s")
                 console.print(poisson.table(figures))
             about = server.about
+            if options.drain:
+                ended = more["drain"] = drain.run(
+                    server, generator, mix, rate=options.overload * peak, before=_BEFORE, after=_AFTER, seed=options.seed
+                )
+                console.print(f"\n{drain.text(ended)}")
     except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = [f"{name}: {fault}" for name, figures in open_loops.items() for fault in poisson.faults(figures)]
     found += [f"{step['callers']} callers: {count} x {what}" for step in steps for what, count in step["unexpected"].items()]
+    found += [f"SIGTERM: {fault}" for fault in more.get("drain", {}).get("faults", ())]
     reached = goals(peak, **open_loops, p99_ms=options.goal_p99_ms, goodput=options.goal_goodput, slowdown=options.goal_slowdown)
     for row in reached:
         console.print(f"{'holds ' if row['holds'] else 'missed'} {row['goal']}: {row['value']}, limit {row['limit']}")
@@ -137,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "peak_per_s": peak,
             "closed_loop": steps,
             **open_loops,
+            **more,
             "goals": reached,
             "faults": found,
         }

@@ -108,6 +108,36 @@ def test_a_short_saturation_of_a_real_server(server: ServerProcess, mix: Path, r
     assert kept["faults"] == []
 
 
+@pytest.mark.models
+@pytest.mark.slow
+def test_connections_compared_and_an_end_at_full_load(models_folder: Path, mix: Path, results: Path) -> None:
+    arguments = [
+        "--mix",
+        str(mix),
+        "--callers",
+        "2",
+        "--step-seconds",
+        "1",
+        "--keep",
+        "short",
+        "--compare-connections",
+        "--drain",
+    ]
+    arguments += ["--steady-seconds", "1", "--overload", "2", "--overload-seconds", "1", "--set", 'models.enabled=["open-nsfw"]']
+    assert saturation.main([*arguments, "--goal-goodput", "0", "--goal-slowdown", "1e6"]) == 0
+    kept = json.loads((results / "short.json").read_text())
+    assert {name: step["callers"] for name, step in kept["connections"].items()} == {"1": 2, "8": 2}
+    assert all(step["goodput_per_s"] for step in kept["connections"].values())
+    assert kept["drain"]["answered_by_server"] == kept["drain"]["answered_to_callers"] > 0
+    assert kept["drain"]["faults"] == kept["faults"] == []
+
+
+def test_a_server_of_others_is_not_ended(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        saturation.main(["--mix", str(mix), "--server", "127.0.0.1:1", "--drain"])
+    assert "--drain ends the server" in capsys.readouterr().err
+
+
 def test_a_mix_that_is_none_is_an_error_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert saturation.main(["--mix", str(tmp_path / "none.toml")]) == 1
     assert "none.toml" in capsys.readouterr().err
