@@ -1,13 +1,14 @@
 """A report of the load tests beside their results: `python -m loadtest.load_report` writes loadtest/results/load.md.
 
 It is made of the JSON files that are there: those of `loadtest.saturation` (each with a picture), `loadtest.poisson`,
-`loadtest.ghz`, `loadtest.baselines` and `loadtest.baselines_gpu`. Nothing in it is written by hand.
+`loadtest.drain`, `loadtest.ghz`, `loadtest.baselines` and `loadtest.baselines_gpu`. Nothing in it is written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,91 @@ def _open_loop(name: str, one: Figures) -> list[object]:
 _OPEN_HEADING = ("", "offered/s", "answered/s", "in full/s", "p50 ms", "p90", "p99", "max", "statuses")
 
 
+#: Of a GPU over a part of a load: heading and figure.
+_GPU = {
+    "GPU busy": "gpu_percent",
+    "SM activity": "sm_activity_percent",
+    "SM occupancy": "sm_occupancy_percent",
+    "decoders busy": "decoder_percent",
+    "W": "power_w",
+    "SM MHz": "sm_mhz",
+}
+
+
+def watched(figures: Figures) -> list[str]:
+    """How busy processors, processes and GPUs were at the peak and in the open loops, and the batches; nothing of old results."""
+    best = max(figures["closed_loop"], key=lambda step: float(step["goodput_per_s"]))
+    named = ((f"{best['callers']} callers", best), ("steady", figures["steady"]), ("overload", figures["overload"]))
+    parts = {name: part["watched"] for name, part in named if "watched" in part}
+    if not parts:
+        return []
+    roles = sorted({_role(role) for part in parts.values() for role in part["cores"]})
+    gpus = range(max(len(part.get("gpus", ())) for part in parts.values()))
+    which = {place: f" {place}" if len(gpus) > 1 else "" for place in gpus}
+    told = [part["gpus"][place] for part in parts.values() for place in gpus if "gpus" in part]
+    shown = {title: key for title, key in _GPU.items() if any(key in one for one in told)}
+    heading = ["", "processors busy", *(f"{role}, cores" for role in roles)]
+    heading += [f"{title}{which[place]}" for place in gpus for title in shown]
+    heading += ["frames a batch", "calls worked on"]
+    rows = []
+    for name, part in parts.items():
+        cores = [sum(used for process, used in part["cores"].items() if _role(process) == role) for role in roles]
+        row: list[object] = [name, f"{part['machine_cpu_percent']:.0f} %", *(f"{used:.2f}" for used in cores)]
+        row += [_of_gpu(part["gpus"][place], key) if "gpus" in part else "–" for place in gpus for key in shown.values()]
+        counts = part.get("metrics", {})
+        fills = {f"{one['mean_fill']:.1f}" for one in counts.get("batches", {}).values()}
+        places = counts.get("at_end", {}).get("places", {}).get("main")
+        rows.append([*row, ", ".join(sorted(fills)) or "–", "–" if places is None else f"{places:.0f} at most"])
+    return table(heading, rows)
+
+
+def _role(process: str) -> str:
+    """All fronts together, all engines, and the workers of whomever."""
+    name, _, workers = process.partition(": ")
+    return workers or re.sub(r"-\d+$", "s", name)
+
+
+def _of_gpu(one: Mapping[str, float], key: str) -> str:
+    return f"{one[key]:.0f}" + (" %" if key.endswith("_percent") else "") if key in one else "–"
+
+
+def connections(figures: Figures) -> list[str]:
+    """The closed loop at its best with few connections and with more; nothing where that was not asked for."""
+    if not (compared := figures.get("connections")):
+        return []
+    rows = []
+    for count, step in compared.items():
+        fronts = [
+            f"{used:.2f}" for name, used in step.get("watched", {}).get("cores", {}).items() if re.fullmatch(r"front-\d+", name)
+        ]
+        latency = milliseconds(step["answered_ms"], "p50", "p99")
+        rows.append([count, step["callers"], _short(step["goodput_per_s"]), *latency, ", ".join(fronts) or "–"])
+    return table(("connections", "callers", "calls/s", "p50 ms", "p99 ms", "cores of each front"), rows)
+
+
+def drained(one: Figures) -> list[str]:
+    """A server's end at full load."""
+    waiting = ", ".join(f"{depth:.0f} {name.strip()}" for name, depth in one["at_sigterm"].get("queues", {}).items()) or "none"
+    return [
+        f"SIGTERM at {_short(one['rate_per_s'])} calls/s: {one['at_sigterm']['in_flight']} calls were in flight (queues just "
+        f"before: {waiting}); of them {_counts(one['in_flight_ended'])}; cut short: {one['cut_short']}. The server gave "
+        f"{one['answered_by_server']} answers in all, callers got {one['answered_to_callers']}. Calls sent later: "
+        f"{_counts(one['sent_later'])}. It ended after {one['seconds_to_end']:.1f} s with exit code {one['exit_code']}. "
+        f"Faults: {'; '.join(one['faults']) or 'none'}."
+    ]
+
+
+def drain(figures: Figures, _: Path) -> list[str]:
+    """A run of `loadtest.drain`."""
+    return [_server(figures), "", *drained(figures["drain"])]
+
+
+def extras(figures: Figures) -> list[str]:
+    """What results of a saturation have besides: how busy everything was, connections compared, the end at full load."""
+    parts = (watched(figures), connections(figures), drained(figures["drain"]) if "drain" in figures else [])
+    return [line for lines in parts if lines for line in ("", *lines)]
+
+
 def saturation(figures: Figures, path: Path) -> list[str]:
     """A closed loop, and open loops at 80 % and beyond; draws the picture beside the results."""
     picture = path.with_suffix(".svg")
@@ -99,6 +185,7 @@ def saturation(figures: Figures, path: Path) -> list[str]:
         f"{milliseconds(late, 'p99')[0]} ms of the moment (p99). Faults: {'; '.join(figures['faults']) or 'none'}.",
         "",
         *table(("goal", "value", "limit", "holds"), held),
+        *extras(figures),
     ]
 
 
@@ -166,6 +253,7 @@ def baselines_gpu(figures: Figures, _: Path) -> list[str]:
 _KINDS: Mapping[str, tuple[str, Callable[[Figures, Path], list[str]]]] = {
     "closed_loop": ("Saturation and overload", saturation),
     "poisson": ("A mix of callers", poisson),
+    "drain": ("The end at full load", drain),
     "loads": ("ghz", ghz),
     "behind": ("The CPU server beside the usual ways", baselines),
     "ours_to_theirs": ("The GPU server beside the usual ways", baselines_gpu),
@@ -178,7 +266,7 @@ def render(folder: Path) -> str:
     read = [(path, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
     for key, (heading, section) in _KINDS.items():
         for path, figures in read:
-            if key in figures:
+            if key in figures and not (key == "drain" and "closed_loop" in figures):
                 lines += ["", f"## {heading}: [{path.stem}]({path.name})", "", _source(figures), "", *section(figures, path)]
     return "\n".join(lines) + "\n"
 

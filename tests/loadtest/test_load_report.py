@@ -30,6 +30,29 @@ def open_loop(rate: float, *, refused: int = 0, degraded: int = 0) -> dict[str, 
     return {"rate_per_s": rate, "seconds": 9.0, "warm_up_seconds": 1.0, **figures}
 
 
+DRAIN = {
+    "rate_per_s": 24.0,
+    "at_sigterm": {"in_flight": 9, "queues": {"turn main": 5.0, "receive ": 2.0}},
+    "in_flight_ended": {"OK": 8, "RESOURCE_EXHAUSTED": 1},
+    "cut_short": 0,
+    "answered_by_server": 70,
+    "answered_to_callers": 70,
+    "sent_later": {"UNAVAILABLE DRAINING": 40},
+    "seconds_to_end": 3.25,
+    "exit_code": 0,
+    "faults": [],
+}
+
+
+def watched(*processes: str, gpu: bool = False) -> dict[str, Any]:
+    """As `loadtest.watch` tells it, each process with half a core."""
+    told: dict[str, Any] = {"seconds": 9.0, "machine_cpu_percent": 81.4, "cores": dict.fromkeys(processes, 0.5)}
+    if gpu:
+        told["gpus"] = [{"source": "NVML", "samples": 40, "gpu_percent": 99.7, "sm_activity_percent": 61.2, "power_w": 412.0}]
+        told["metrics"] = {"at_end": {"places": {"main": 14.0}}, "batches": {"m": {"batches": 9, "mean_fill": 30.52}}}
+    return told
+
+
 def saturation(*, answered: bool = True) -> dict[str, Any]:
     steps = [
         {"callers": n, "goodput_per_s": 4.0 + n, "by_status": {"OK": 9}, "answered_ms": load_summary.latencies([0.1 * n, 0.2])}
@@ -38,6 +61,10 @@ def saturation(*, answered: bool = True) -> dict[str, Any]:
     steady, overload = open_loop(8), open_loop(24, refused=50, degraded=7)
     if not answered:
         overload["answered_ms"] = {}
+    steady["watched"], overload["watched"] = (
+        watched("server"),
+        watched("server", "front-0", "front-1", "engine-0: workers", gpu=True),
+    )
     return {
         "server": SERVER,
         "generator": GENERATOR,
@@ -46,6 +73,8 @@ def saturation(*, answered: bool = True) -> dict[str, Any]:
         "closed_loop": steps,
         "steady": steady,
         "overload": overload,
+        "connections": {"1": {**steps[0], "watched": watched("front-0", "front-1")}, "8": steps[1]},
+        "drain": DRAIN,
         "goals": goals(10.0, steady, overload, p99_ms=35.0, goodput=0.95, slowdown=2.0),
         "faults": [],
     }
@@ -87,6 +116,8 @@ def results(tmp_path: Path) -> Path:
         "faults": ["1 x clips: INTERNAL"],
     }
     report.write("poisson", poisson, directory=tmp_path)
+    ended = {"server": SERVER, "generator": GENERATOR, "mix": MIX.describe(), "drain": {**DRAIN, "faults": ["lost"]}}
+    report.write("ended", ended, directory=tmp_path)
     report.write("ghz", ghz(), directory=tmp_path)
     report.write("baselines", baselines(), directory=tmp_path)
     report.write("baselines_gpu", baselines_gpu(), directory=tmp_path)
@@ -97,9 +128,10 @@ def results(tmp_path: Path) -> Path:
 def test_every_result_has_its_section_and_nothing_else(results: Path) -> None:
     load_report.main(["--results", str(results)])
     text = (results / "load.md").read_text()
-    for name in ("saturation_cpu", "poisson", "ghz", "baselines", "baselines_gpu"):
+    for name in ("saturation_cpu", "poisson", "ended", "ghz", "baselines", "baselines_gpu"):
         assert f"[{name}]({name}.json)" in text
     assert "other.json" not in text
+    assert text.count("## The end at full load") == 1, "another stands with the saturation that it is of"
     assert (results / "saturation_cpu.svg").exists()
 
 
@@ -110,6 +142,14 @@ def test_every_result_has_its_section_and_nothing_else(results: Path) -> None:
         "Peak: 10.0 calls/s.",
         "| p99 at the steady load, ms | ",
         "Degradations in overload:",
+        "|  | processors busy | fronts, cores | server, cores | workers, cores | GPU busy | SM activity | W | frames a batch | "
+        "calls worked on |",
+        "| steady | 81 % | 0.00 | 0.50 | 0.00 | – | – | – | – | – |",
+        "| overload | 81 % | 1.00 | 0.50 | 0.50 | 100 % | 61 % | 412 | 30.5 | 14 at most |",
+        "| 1 | 1 | 5.00 | 100 | 200 | 0.50, 0.50 |",
+        "| 8 | 2 | 6.00 | 200 | 200 | – |",
+        "SIGTERM at 24.0 calls/s: 9 calls were in flight (queues just before: 5 turn main, 2 receive); of them 8 OK, 1 RES",
+        "Faults: lost.",
         "1 INVALID_ARGUMENT",
         "1 x clips: INTERNAL",
         "settings: server.fronts=2",
