@@ -54,6 +54,11 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
         measured = f"{number(value)}{unit}" if value is not None else "no call answered"
         missed = f"{number(abs(value - limit))}{unit}" if value is not None else ""
         rows.append((_WORDS.get(name, name), f"{side} {limit:g}{unit}", measured, verdict(line["holds"], missed)))
+    if (ended := told.get("drain")) is not None:
+        answered = ended["in_flight_ended"].get("OK", 0)
+        what = f"{answered} of {ended['at_sigterm']['in_flight']} calls in flight answered, {ended['cut_short']} cut short"
+        faults = "; ".join(ended["faults"])
+        rows.append(("SIGTERM at full load", "every accepted call answered", what, verdict(not faults, faults)))
     return rows
 
 
@@ -72,11 +77,14 @@ def sections(results: Results) -> Iterator[Section]:
         yield Section(f"Saturation and overload: {where}", name, told, _saturation(name, told, results))
     for key, title, lines in (
         ("poisson", "A mix of callers", load_report.poisson),
+        ("drain", "The end at full load", load_report.drain),
         ("loads", "ghz", load_report.ghz),
         ("behind", "The CPU server beside the usual ways", load_report.baselines),
         ("ours_to_theirs", "The GPU server beside the usual ways", load_report.baselines_gpu),
     ):
         for name, told in results.with_key(key):
+            if key == "drain" and "closed_loop" in told:  # it stands with that
+                continue
             yield Section(title, name, told, lines(told, Path(name)))
 
 
@@ -123,7 +131,7 @@ def _saturation(name: str, told: Figures, results: Results) -> list[str]:
         "",
         *prose(("what", "goal", "measured", ""), goal_rows(results, name)),
     ]
-    lines += ["", *_why(told, results)]
+    lines += ["", *_why(told, results), *load_report.extras(told)]
     if results.has(f"{name}.svg"):
         lines += ["", f"![Latency by throughput, percentiles, overload](../loadtest/results/{name}.svg)"]
     return lines
