@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from keyglance.errors import KeyglanceError
@@ -101,6 +102,16 @@ def _shown(step: Mapping[str, Any]) -> str:
     return f"{step['goodput_per_s']:.2f} calls/s, {times}"
 
 
+def _part(options: argparse.Namespace) -> Path:
+    return report.RESULTS / f"{options.keep}.part.json"
+
+
+def _keep_part(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
+    """What there is so far: a run that somebody ends before its time was not for nothing."""
+    if options.keep:
+        report.write(_part(options).stem, {"measured_commit": options.commit, "ended": "not yet", **figures})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.saturation", description=__doc__)
@@ -131,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed, server.watch):
                 steps.append(step)
                 console.print(f"{step['callers']} callers: {_shown(step)}")
+                _keep_part(options, {"closed_loop": steps})
             best = max(steps, key=lambda step: float(step["goodput_per_s"]))
             peak = best["goodput_per_s"]
             if not peak:
@@ -151,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 times = {"rate": rate, "seconds": seconds, "warm_up": warm_up}
                 figures = poisson.run(generator, mix, server.watch(), **times, seed=options.seed)
                 open_loops[name] = figures
+                _keep_part(options, {"closed_loop": steps, **open_loops, **more})
                 console.print(f"\n{name}: Poisson arrivals, {rate:.2f} calls/s for {seconds:g} s")
                 console.print(poisson.table(figures))
             about = server.about
@@ -184,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "faults": found,
         }
         print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
+        _part(options).unlink(missing_ok=True)
     return 1 if found or not all(row["holds"] for row in reached) else 0
 
 

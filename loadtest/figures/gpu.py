@@ -8,6 +8,7 @@ from typing import Any
 from loadtest.figures.cpu import verdict
 from loadtest.figures.results import Figures, Results, counted, listed, megabytes, ms, number, percent, prose
 from loadtest.figures.section import Section, commit, link
+from loadtest.gpu_batching import ACROSS, APART, IN_FLIGHT
 from loadtest.gpu_service import GOAL_IN_FLIGHT, SMALL_MODELS
 from loadtest.load_report import table
 
@@ -36,7 +37,7 @@ _WORDS: Mapping[str, str] = {
 #: Goals that the README tells although they are met; those that are missed it tells always.
 _HEADLINES = frozenset(list(_WORDS)[:2] + list(_WORDS)[5:6])
 #: The parts that goals are made of.
-_GOAL_PARTS = ("alone", "engine", "memory", "one_model", "parity", "phone", "precision", "reconfigure", "throughput")
+_GOAL_PARTS = ("alone", "batching", "engine", "memory", "one_model", "parity", "phone", "precision", "reconfigure", "throughput")
 #: A device below this is not what limits.
 _IDLE_PERCENT = 60.0
 
@@ -96,6 +97,7 @@ def sections(results: Results) -> Iterator[Section]:
         ("phone", "The keyframes of a phone's clip, by all roads", _phone),
         ("engine", "Where the time of one call goes", _engine),
         ("throughput", "Many clips in flight", _throughput),
+        ("batching", "Batches across calls", _batching),
         ("one_model", "One small model alone", _one_model),
         ("memory", "Memory", _memory),
         ("parity", "The same pixels", _parity),
@@ -262,6 +264,25 @@ def _throughput(found: Figures, results: Results) -> list[str]:
                 f"{busy['decoder_percent']:.0f} %. More decoders would change nothing, a faster or a missing model would."
             )
     return [line.rstrip() for line in lines]
+
+
+def _batching(found: Figures, _: Results) -> list[str]:
+    rows, ratios = [], []
+    for title, told in found.items():
+        if title.endswith(" pictures a call"):
+            for way in (ACROSS, APART):
+                one = told[way]
+                numbers = (number(one[key]) for key in ("calls/s", "pictures/s", "p50_ms", "p99_ms"))
+                rows.append((title, way, *numbers, number(one["batches"]["mean fill"])))
+            ratios.append(f"{title}: {number(told['ratio'])} times the rate")
+    return [
+        f"{counted(IN_FLIGHT, 'call')} in flight at one engine in turns: its batches have pictures of whatever call, or of one "
+        "call each, which then waits until all its pictures are decoded. Networks, CUDA graphs and decoders are the same.",
+        "",
+        *table(("", "a batch has pictures", "calls/s", "pictures/s", "p50 ms", "p99 ms", "mean batch"), rows),
+        "",
+        f"{listed(ratios)}.",
+    ]
 
 
 def _one_model(found: Figures, results: Results) -> list[str]:

@@ -9,7 +9,7 @@ from loadtest import load_report
 from loadtest.figures.cpu import verdict
 from loadtest.figures.gpu import ceiling
 from loadtest.figures.results import Figures, Results, counted, ms, number, percent, prose
-from loadtest.figures.section import Hardware, Section
+from loadtest.figures.section import Hardware, Section, link
 from loadtest.load_report import table
 
 #: Share of the lower ceiling, decoders alone or models alone, that a saturated server on a GPU is to reach.
@@ -164,6 +164,14 @@ def _why(told: Figures, results: Results) -> list[str]:
         found.append(
             f"In overload {percent(share)} of the calls are refused, half of them within {ms(one['refused_ms']['p50'])}, "
             f"{one['refused_without_retry_info'] or 'none'} without a time to come back."
+        )
+    if Hardware.of(told).gpu and (ideal := results.get("queue_floor")) is not None:
+        row = min(ideal["floor"]["shares"], key=lambda row: abs(row["rate_per_s"] - told["steady"]["rate_per_s"]))
+        latency = row["latency_ms"]
+        found.append(
+            f"A server that only waited for its models, in batches as dear as those measured alone, would answer "
+            f"{number(row['rate_per_s'])} calls/s with a p50 of {ms(latency['p50'])} and a p99 of {ms(latency['p99'])} "
+            f"({link('queue_floor')}): a lower goal at this load is none for these models on this GPU."
         )
     if one["answered_ms"]:
         waits = (f"{share} after {ms(one['answered_ms'][name])} or more" for share, name in _SLOW.items())

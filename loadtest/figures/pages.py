@@ -88,9 +88,11 @@ def _gpu(results: Results) -> list[str]:
     if not rows:
         return lines
     if told is not None:
+        names = ("gpu_alone", "gpu_engine", "gpu_phone", "gpu_throughput", "saturation_gpu")
+        hosts = sorted({str(Hardware.of(one)) for name in names if (one := results.get(name)) is not None})
         lines += [
-            f"Measured on {Hardware.of(told)}, all four models, 12 keyframes of a clip of 60 s (720×1280). *Decoders alone* and "
-            "*models alone* are what the GPU reaches when it does nothing else.",
+            f"Measured on {'; or on '.join(hosts)}. All four models, 12 keyframes of a clip of 60 s (720×1280). *Decoders alone* "
+            "and *models alone* are what the GPU reaches when it does nothing else.",
             "",
         ]
     lines += prose(("what", "goal", "measured", ""), rows)
