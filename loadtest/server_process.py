@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 _LOG_TAIL_LINES = 60
+_HELD = re.compile(r"\b(\d+) (?:waiting|leased|settling|jobs|frames in flight)\b")
 
 
 class ServerFailed(Exception):
@@ -106,14 +107,12 @@ class ServerProcess:
     def left_behind(self) -> str:
         """What the server's last words, once it has drained, say that calls left behind; empty where that is nothing.
 
-        The words are those of the pool's and the engine's `repr`.
+        The words are those of the pool's and the engine's `repr`, and in a server of several processes each has its own.
         """
-        drained = [line for line in self.log().splitlines() if "drained: " in line]
-        if not drained:
+        drained = [line for line in self.errors.read_text(errors="replace").splitlines() if "drained: " in line]
+        if not any("frames in flight" in words for words in drained):
             return "the server did not say that it has drained"
-        words = drained[-1]
-        idle = "0 waiting" in words and "0 frames in flight" in words and " leased" not in words
-        return "" if idle else words
+        return "\n".join(words for words in drained if any(int(count) for count in _HELD.findall(words)))
 
     def log(self) -> str:
         """The last lines of what the server wrote to its standard error, or to its standard output where that is empty."""

@@ -18,7 +18,8 @@ from loadtest.server_process import ServerProcess
 from loadtest.watch import Watch
 
 ROOT = Path(__file__).parent.parent
-_START_SECONDS = 300.0  # on a GPU every graph is captured first
+#: In which a server must have started: on a GPU every graph is captured first.
+START_SECONDS = 300.0
 
 
 def add_options(parser: argparse.ArgumentParser, *, mix: str) -> None:
@@ -71,7 +72,7 @@ def target(options: argparse.Namespace) -> Iterator[Target]:
         port = {} if asked == "none" else {"KEYGLANCE_TELEMETRY__PROMETHEUS": asked or "127.0.0.1:0"}
         settings = {**port, **environment(options.set)}
         process = stack.enter_context(
-            ServerProcess(scratch, arguments=arguments, environment=settings, start_timeout=_START_SECONDS)
+            ServerProcess(scratch, arguments=arguments, environment=settings, start_timeout=START_SECONDS)
         )
         about = describe(process.address)
         yield Target(process.address, about, process.metrics, process)

@@ -4,6 +4,40 @@ import pytest
 
 from loadtest.server_process import ServerFailed, ServerProcess
 
+ENGINE = "drained: <LocalEngine DecoderPool(cpu, 4 of 4 decoders: 4 idle; 0 waiting) <Ensemble m slots=0/2>, 0 frames in flight>"
+FRONT = "drained: <EngineGroup <RemoteEngine engine-0 healthy, 0 jobs with 0 pictures in flight>>, Indexer(2 of 2 workers idle)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [
+        ([], "the server did not say that it has drained"),
+        ([FRONT], "the server did not say that it has drained"),
+        ([ENGINE], ""),
+        ([FRONT, FRONT, ENGINE, "ended"], ""),
+        ([FRONT, FRONT.replace("0 jobs", "3 jobs"), ENGINE], FRONT.replace("0 jobs", "3 jobs")),
+        ([FRONT, ENGINE.replace("4 idle", "3 idle, 1 leased")], ENGINE.replace("4 idle", "3 idle, 1 leased")),
+        ([ENGINE.replace("0 frames", "12 frames")], ENGINE.replace("0 frames", "12 frames")),
+        ([ENGINE.replace("0 waiting", "2 waiting"), ENGINE], ENGINE.replace("0 waiting", "2 waiting")),
+    ],
+)
+def test_what_the_last_words_say_of_calls(tmp_path: Path, lines: list[str], left: str) -> None:
+    server = ServerProcess(tmp_path)
+    server.errors.write_text("\n".join(lines))
+    assert server.left_behind() == left
+
+
+def test_where_the_metrics_are(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    server.errors.write_text("")
+    assert server.metrics == ""
+    server.errors.write_text(
+        '[front-0] metrics on unix:/run/x/front-0\n{"message": "metrics of all processes on 127.0.0.1:9464"}\n'
+    )
+    assert server.metrics == "127.0.0.1:9464"
+    server.errors.write_text("INFO server.lifecycle: metrics on [::1]:9465\n")
+    assert server.metrics == "[::1]:9465"
+
 
 def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environment={"KEYGLANCE_SERVER__GRACE": "soon"})
