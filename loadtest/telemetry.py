@@ -4,6 +4,9 @@ Four servers with an engine that does no work, but tells the steps and the batch
 (OTEL_SDK_DISABLED); with metrics alone, read every second; with all of it, traces being sent to a collector on this machine, at
 the default `telemetry.trace_ratio`; and with every call's trace sent. Each is saturated by callers over loopback, in turns of a
 few seconds. No model runs, so what telemetry takes is compared with the least that a call can cost.
+
+Then the first and the third of them once more as real servers, with the models that are installed, decoding and inferring on the
+processor: what telemetry takes of calls as they are.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from keyglance.v1.keyglance_pb2 import LabelResponse
 from loadtest import report
 from loadtest.index import clip
 from loadtest.otlp_sink import OtlpSink
+from loadtest.server_process import ServerProcess
 from loadtest.transport import IdleEngine
 from models.policy import Policy
 from server.config import Config
@@ -59,6 +63,9 @@ WAYS: dict[str, dict[str, str]] = {
     "on": {"KEYGLANCE_TELEMETRY__PROMETHEUS": "127.0.0.1:0"},
     "every_trace": {"KEYGLANCE_TELEMETRY__PROMETHEUS": "127.0.0.1:0", "KEYGLANCE_TELEMETRY__TRACE_RATIO": "1"},
 }
+
+#: Those of which models run.
+WAYS_WITH_MODELS = ("off", "on")
 
 
 class TellingEngine(IdleEngine):
@@ -107,7 +114,7 @@ class Server:
     """One way's server, and what was measured of it, a value for each turn."""
 
     way: str
-    process: subprocess.Popen[str]
+    process: psutil.Process
     address: str
     metrics: str
     calls: int = 0
@@ -129,8 +136,7 @@ class Server:
 def serving(way: str, endpoint: str, folder: Path) -> Iterator[Server]:
     """Starts a way's server."""
     port_file = folder / f"{way}.port"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRICS_EXPORTER": "none", **WAYS[way]}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | _asked(way, endpoint)
     command = [sys.executable, "-m", "loadtest.telemetry", "--serve", str(port_file)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
@@ -140,10 +146,23 @@ def serving(way: str, endpoint: str, folder: Path) -> Iterator[Server]:
             if process.poll() is not None:
                 raise SystemExit(f"the server {way!r} ended at its start with exit code {process.returncode}")
             time.sleep(0.05)
-        yield Server(way, process, port_file.read_text().strip(), metrics)
+        yield Server(way, psutil.Process(process.pid), port_file.read_text().strip(), metrics)
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextlib.contextmanager
+def serving_with_models(way: str, endpoint: str, folder: Path) -> Iterator[Server]:
+    """Starts a way's real server: one process, the installed models, no GPU."""
+    directory = folder / f"{way}-with-models"
+    directory.mkdir()
+    with ServerProcess(directory, environment={"KEYGLANCE_ENGINE__DEVICE": "cpu", **_asked(way, endpoint)}) as server:
+        yield Server(way, psutil.Process(server.pid), server.address, server.metrics)
+
+
+def _asked(way: str, endpoint: str) -> dict[str, str]:
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRICS_EXPORTER": "none", **WAYS[way]}
 
 
 async def saturate(server: Server, message: bytes, callers: int, seconds: float) -> int:
@@ -173,19 +192,28 @@ async def saturate(server: Server, message: bytes, callers: int, seconds: float)
 
 
 def turn(server: Server, message: bytes, callers: int, seconds: float) -> None:
-    """One turn: calls a second, and the server process's own milliseconds of processor time for each."""
-    process = psutil.Process(server.process.pid)
-    used, begin = _cpu(process), time.monotonic()
+    """One turn: calls a second, and the milliseconds of processor time of the server and its workers for each."""
+    used, begin = _cpu(server.process), time.monotonic()
     answered = asyncio.run(saturate(server, message, callers, seconds))
     taken = time.monotonic() - begin
     server.calls += answered
     server.rates.append(answered / taken)
-    server.cpu_ms.append((_cpu(process) - used) / answered * 1e3)
+    server.cpu_ms.append((_cpu(server.process) - used) / answered * 1e3)
+
+
+def take_turns(servers: Sequence[Server], message: bytes, callers: int, turns: int, seconds: float) -> None:
+    """Warms all of them, then measures one after another, in turns of alternating order."""
+    for server in servers:
+        asyncio.run(saturate(server, message, callers, seconds / 3))
+    for number in range(turns):
+        for server in servers if number % 2 else reversed(servers):
+            turn(server, message, callers, seconds)
+    time.sleep(3)  # for the last spans
 
 
 def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    every = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(times.user + times.system for times in every))
 
 
 def sink_process(pipe: Connection) -> None:
@@ -227,6 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=12, help="of each way (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn (default: %(default)s)")
     parser.add_argument("--callers", type=int, default=16, help="at once (default: %(default)s)")
+    parser.add_argument("--turns-with-models", type=int, default=10, help="0 for none (default: %(default)s)")
+    parser.add_argument("--seconds-with-models", type=float, default=6.0, help="of such a turn (default: %(default)s)")
+    parser.add_argument("--callers-with-models", type=int, default=4, help="at once (default: %(default)s)")
     parser.add_argument("--dry", action="store_true", help="print the figures, write nothing")
     parser.add_argument("--serve", type=Path, metavar="PORT_FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -245,14 +276,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with label_request(path, **fields, whole=False, max_message_bytes=1 << 26) as prepared:
             message = prepared.message.SerializeToString()
         endpoint = here.recv()
-        servers = [stack.enter_context(serving(way, endpoint, folder)) for way in WAYS]
-        for server in servers:
-            asyncio.run(saturate(server, message, options.callers, 1.0))  # warm
-        for number in range(options.turns):
-            for server in servers if number % 2 else reversed(servers):
-                turn(server, message, options.callers, options.seconds)
-        time.sleep(3)  # for the last spans
-        told = figures(servers)
+        with contextlib.ExitStack() as idle:
+            servers = [idle.enter_context(serving(way, endpoint, folder)) for way in WAYS]
+            take_turns(servers, message, options.callers, options.turns, options.seconds)
+            told = figures(servers)
+        if turns := options.turns_with_models:
+            callers, seconds = options.callers_with_models, options.seconds_with_models
+            servers = [stack.enter_context(serving_with_models(way, endpoint, folder)) for way in WAYS_WITH_MODELS]
+            take_turns(servers, message, callers, turns, seconds)
+            told["with_models"] = {**figures(servers), "callers": callers, "turns": turns, "seconds": seconds}
         here.send(True)
         told["spans_received_by_the_collector"] = here.recv()
         here.send(False)

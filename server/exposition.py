@@ -10,6 +10,7 @@ observed instruments nor exemplars, and would keep the values of processes that 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import logging
 import os
@@ -328,6 +329,7 @@ def _labels(attributes: Attributes, identity: Mapping[str, str]) -> dict[str, st
     return {**{_word(key): str(value) for key, value in (attributes or {}).items()}, **identity}
 
 
+@functools.lru_cache(1024)  # they are few, and each has its place on every line of a page
 def _word(name: str) -> str:
     """A name in the characters that every version of Prometheus takes."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)

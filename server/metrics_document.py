@@ -17,6 +17,8 @@ one port. There each sample also has the labels `service_instance_id` (one for e
 (`server`, or `front-1`, `engine-0`, … where there are several), and `target_info` has what else is known of the process. Buckets
 carry exemplars, the trace and span ids of a call that fell into them, for readers that ask for OpenMetrics.
 
+The buckets of histograms are those below, whatever `OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION` says.
+
 No label has values that a caller sends: each comes from a closed set, which the tables name.
 `keyglance_scrape_missing` (gauge, label `process`) exists on the port of several processes only: 1 for each that did not answer.
 """
