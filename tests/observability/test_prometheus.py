@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import runpy
@@ -54,9 +55,13 @@ def where_metrics_are(server: ServerProcess) -> str:
 
 
 def decoders(server: ServerProcess) -> list[psutil.Process]:
-    """The server's decoder processes, by what they were told to run."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    return [child for child in children if "decoder_pool.cpu_worker" in " ".join(child.cmdline())]
+    """The server's decoder processes, by what they were told to run; one that was killed may still be there."""
+    found = []
+    for child in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone, or not yet waited for
+            if "decoder_pool.cpu_worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def load(server: ServerProcess, clip: bytes, outcomes: Counter[str]) -> int:
