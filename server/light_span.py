@@ -73,13 +73,18 @@ class LightSpan(ReadableSpan, Span):
         )
         self._ended = ended
         self._now = now - time.monotonic_ns()
-        self.root = self if root is None else root
+        self._root = root  # none of its own: what refers to itself only the collector frees
         self.sampled = sampled
         self.kept: bool | None = None
         self.is_batch = bool(links) and (parent is None or parent.is_remote)
         self.later: list[LaterSpan | LightSpan] = []
         #: Steps and spans that were too many.
         self.lost = 0
+
+    @property
+    def root(self) -> LightSpan:
+        """The root of its call: this one, if there is none above."""
+        return self if self._root is None else self._root
 
     def wall_ns(self, monotonic: float) -> int:
         """A time of `time.monotonic()` on the wall clock, nanoseconds."""

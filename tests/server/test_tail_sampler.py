@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -291,6 +293,26 @@ def test_a_link_that_is_added_makes_no_batch():
     root.end()
     assert world.names() == ["batch", "other"]
     world.telemetry.shutdown()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_call_that_has_ended_leaves_the_collector_nothing(ratio):
+    world = World(ratio=ratio)
+    gc.collect()
+    gc.disable()
+    try:
+        with world.telemetry.tracer.start_as_current_span("call", context=Context()) as root:
+            world.batch(root)
+            with world.telemetry.steps(Deadline.after(1)).step("decode"):
+                pass
+        told = weakref.ref(root)
+        del root
+        world.names()
+        world.out.clear()
+        assert told() is None
+    finally:
+        gc.enable()
+        world.telemetry.shutdown()
 
 
 def test_a_step_that_goes_on_ends_with_its_call():
