@@ -27,12 +27,14 @@ WINDOW = 12
 
 
 class Prometheus:
-    """Reads `targets` every second. Windows of rules are `WINDOW` seconds, and alerts fire after one; all else is as deployed."""
+    """Reads `targets` every `interval` seconds and waits as long for them. Windows of rules are `WINDOW` seconds, and alerts fire
+    after one; all else is as deployed.
+    """
 
-    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]], *, interval: int = 1) -> None:
         self._folder = folder
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["global"] = {"scrape_interval": f"{interval}s", "evaluation_interval": "1s"}
         for job in config["scrape_configs"]:
             job.pop("file_sd_configs", None)
             job["static_configs"] = [{"targets": list(targets.get(job["job_name"], ()))}]
