@@ -34,7 +34,7 @@ PACKAGES := pyproject.toml clients/python/pyproject.toml
 # Passed on to the program behind a target: make test ARGS="-k pool", make serve ARGS="--config keyglance.toml".
 ARGS ?=
 
-demo serve ghz bench baselines load $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
+demo serve ghz bench baselines load soak $(MODELS)/.installed: export KEYGLANCE_MODELS__FOLDER ?= $(CURDIR)/$(MODELS)
 
 .PHONY: help
 help:  ## Say what there is
@@ -86,6 +86,7 @@ ifeq ($(DEVICE),gpu)
 else
 	$(BIN)/python -m loadtest.cpu $(ARGS)
 	$(BIN)/python -m loadtest.soak
+	$(BIN)/python -m loadtest.soak --set server.fronts=2 --keep soak_fronts
 	$(BIN)/python -m loadtest.corpus
 endif
 
@@ -104,6 +105,10 @@ load: $(VENV)/.dev $(MODELS)/.installed  ## Load tests: the peak, 80 % of it, th
 	@status=0; $(BIN)/python -m loadtest.saturation --keep saturation $(ARGS) || status=$$?; \
 	$(BIN)/python -m loadtest.poisson --rate 1.5 --keep poisson || status=$$?; \
 	$(BIN)/python -m loadtest.load_report; exit $$status
+
+.PHONY: soak
+soak: $(VENV)/.dev $(MODELS)/.installed  ## 10,000 calls, one in five given up: is all as before? ARGS="--set server.fronts=2 --keep soak_fronts"
+	$(BIN)/python -m loadtest.soak $(ARGS)
 
 .PHONY: figures
 figures: $(VENV)/.dev  ## Write the figures of README and docs from loadtest/results

@@ -25,6 +25,8 @@ _WAYS = {
     "seek, OpenCV": "the same with OpenCV",
     "everything, PyAV": "decoding everything frame by frame with PyAV",
 }
+#: `loadtest.soak` against one process, and against several.
+_SOAKS = ("soak", "soak_fronts")
 _SHORT = ("call", "bare", "seek, PyAV", "seek, OpenCV", "everything, PyAV")
 
 
@@ -73,8 +75,9 @@ def _bullets(results: Results, folder: str) -> Iterator[str]:
             "among them) "
             f"get what is expected of them, and the server goes on. `python -m loadtest.corpus`, {link('corpus', folder)}."
         )
-    if (told := results.get("soak")) is not None:
-        yield f"- {_soaked(told)} `python -m loadtest.soak`, {link('soak', folder)}."
+    for name in _SOAKS:
+        if (told := results.get(name)) is not None:
+            yield f"- {_soaked(told)} `{' '.join(told['environment']['command'])}`, {link(name, folder)}."
 
 
 def _ahead(told: Figures) -> str:
@@ -95,15 +98,21 @@ def _ahead(told: Figures) -> str:
 
 def _soaked(told: Figures) -> str:
     outcomes, before, after = told["outcomes"], told["before"], told["after"]
-    counts = ("processes", "threads", "descriptors", "decoders")
-    same = all(before[name] == after[name] for name in counts)
-    kept = f"{listed(list(counts))} are as before" if same else f"**not as before**: {before} before, {after} after"
+    late = sum(count for name, count in outcomes.items() if name not in ("answered", "cancelled"))
+    counts = [f"{name} {before[name]} and {after[name]}" for name in ("processes", "threads", "descriptors", "decoders")]
+    left = {name: count for name, count in after["held"].items() if count}
+    kept = "**not as before**: " + "; ".join(told["faults"]) + "; " if told["faults"] else ""
     return (
-        f"{told['calls']:,} calls, {outcomes.get('cancelled', 0)} cancelled and {outcomes.get('DEADLINE_EXCEEDED', 0)} out of "
-        f"time at a random moment: {outcomes.get('answered', 0)} answered, {kept}; memory {before['memory_mib']:.0f} "
-        "MiB before, "
-        f"{after['memory_mib']:.0f} MiB after."
+        f"{told['calls']:,} calls to {_layout(told)}, {outcomes.get('cancelled', 0):,} cancelled and {late:,} out of time at a "
+        f"random moment, {outcomes.get('answered', 0):,} answered. Before and after: {kept}{listed(counts)}; memory "
+        f"{before['memory_mib']:.0f} MiB and {after['memory_mib']:.0f} MiB; leases, places, queues and memory held for calls: "
+        f"{left or 'none'}."
     )
+
+
+def _layout(told: Figures) -> str:
+    fronts = next((setting.partition("=")[2] for setting in told["settings"] if setting.startswith("server.fronts=")), "0")
+    return f"{counted(int(fronts), 'front')} and an engine" if int(fronts) else "one process"
 
 
 def sections(results: Results) -> Iterator[Section]:
@@ -115,6 +124,7 @@ def sections(results: Results) -> Iterator[Section]:
         ("corpus", "Real files of all kinds", _corpus),
         ("fuzz_mp4", "Broken MP4 files", _fuzz),
         ("soak", "Calls that are cancelled or late", lambda told: [_soaked(told), "", _memory(told)]),
+        ("soak_fronts", "The same with fronts and an engine", lambda told: [_soaked(told), "", _memory(told)]),
         ("flood", "The largest messages, all at once", _flood),
         ("engine_process", "What an engine in another process costs", _engine_process),
         ("telemetry", "What telemetry costs", _telemetry),
@@ -204,7 +214,8 @@ def _fuzz(told: Figures) -> list[str]:
 def _memory(told: Figures) -> str:
     tenths = told["memory_mib_at_each_tenth"]
     return (
-        f"{told['concurrency']} at once; in between memory goes from {min(tenths):.0f} to {max(tenths):.0f} MiB. Faults: "
+        f"{told['concurrency']} at once, {told['seconds']:.0f} s; in between memory goes from {min(tenths):.0f} to "
+        f"{max(tenths):.0f} MiB. Faults: "
         f"{len(told['faults']) or 'none'}."
     )
 
@@ -301,9 +312,10 @@ def capacity(results: Results) -> list[tuple[str, str, str]]:
         times = f"{ms(one['ranges']['median_ms'])} / {ms(one['whole']['median_ms'])}; {share} of the bytes"
         what = f"a file of {megabytes(one['file_bytes'])} sent as ranges / whole, to an engine that does nothing"
         rows.append((what, times, "transport"))
-    if (told := results.get("soak")) is not None:
-        memory = f"memory {told['before']['memory_mib']:.0f} MiB before, {told['after']['memory_mib']:.0f} MiB after"
-        rows.append((f"{told['calls']:,} calls, one in five cancelled or late", memory, "soak"))
+    for name in _SOAKS:
+        if (told := results.get(name)) is not None:
+            memory = f"memory {told['before']['memory_mib']:.0f} MiB before, {told['after']['memory_mib']:.0f} MiB after"
+            rows.append((f"{told['calls']:,} calls to {_layout(told)}, one in five cancelled or late", memory, name))
     if (told := results.get("flood")) is not None:
         what = (
             f"{told['callers']} callers with messages of {told['message_mib']:g} MiB each, a budget of {told['budget_mib']:,} MiB"
