@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import math
 import shutil
@@ -245,6 +246,32 @@ def test_a_process_that_answers_nonsense_takes_no_other_with_it(folder, answer):
         thread.join()
     (missing,) = families
     assert [(sample.labels["process"], sample.value) for sample in missing.samples] == [("front-1", 1)]
+
+
+def test_processes_are_asked_at_once(folder):
+    paths = {name: folder / name for name in ("front-0", "front-1", "engine-0")}
+    all_asked = threading.Barrier(len(paths))
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(threading.BrokenBarrierError):
+            connection.recv(1000)
+            all_asked.wait(3)
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n# EOF\n")
+
+    with contextlib.ExitStack() as stack:
+        threads = []
+        for path in paths.values():
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
+            listener.listen()
+            listener.settimeout(10)
+            threads.append(threading.Thread(target=serve, args=(listener,)))
+            threads[-1].start()
+        (missing,) = Gathered(lambda: paths).collect()
+        for thread in threads:
+            thread.join()
+    assert {sample.labels["process"]: sample.value for sample in missing.samples} == dict.fromkeys(paths, 0)
 
 
 def test_families_of_one_name_are_joined():
