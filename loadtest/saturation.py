@@ -103,13 +103,14 @@ def _shown(step: Mapping[str, Any]) -> str:
 
 
 def _part(options: argparse.Namespace) -> Path:
-    return report.RESULTS / f"{options.keep}.part.json"
+    return report.RESULTS / "unfinished" / f"{options.keep}.json"
 
 
 def _keep_part(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
     """What there is so far: a run that somebody ends before its time was not for nothing."""
     if options.keep:
-        report.write(_part(options).stem, {"measured_commit": options.commit, "ended": "not yet", **figures})
+        part = _part(options)
+        report.write(part.stem, {"measured_commit": options.commit, **figures}, directory=part.parent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,3 +1,4 @@
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,18 @@ def test_callers_are_added_until_they_bring_no_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(saturation, "closed_step", lambda g, m, count, *_: {"callers": count, "goodput_per_s": rates[count]})
     steps = saturation.closed_loop(None, None, list(rates), 1.0, 1, lambda: None)  # type: ignore[arg-type, return-value]
     assert [step["callers"] for step in steps] == [1, 2, 4, 8, 16, 32]
+
+
+def test_what_a_run_has_so_far_is_kept_where_nobody_takes_it_for_a_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    saturation._keep_part(argparse.Namespace(keep="tried", commit="abc"), {"closed_loop": [{"callers": 1}]})
+    saturation._keep_part(argparse.Namespace(keep=None, commit="abc"), {"closed_loop": []})
+    assert not list(tmp_path.glob("*.json"))
+    told = json.loads((tmp_path / "unfinished" / "tried.json").read_text())
+    assert told["closed_loop"] == [{"callers": 1}]
+    assert told["measured_commit"] == "abc"
 
 
 def test_faults_of_a_run_are_told() -> None:
