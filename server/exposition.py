@@ -43,7 +43,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from server.tally import HistogramCollection, Histograms
+from server.tally import HistogramCollection, Tallies
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ class CollectingReader(MetricReader):
         self._data: MetricsData | None = None
         self._histograms: HistogramCollection | None = None
 
-    def complete_with(self, histograms: Histograms) -> None:
-        """Has these in what is collected."""
-        self._histograms = HistogramCollection(histograms)
+    def complete_with(self, tallies: Tallies) -> None:
+        """Has their histograms in what is collected."""
+        self._histograms = HistogramCollection(tallies)
 
     def collected(self) -> MetricsData | None:
         """Everything as it stands; None where nothing is measured."""

@@ -166,8 +166,8 @@ class LaterSpan:
         self._facts = facts
         self._links = links
         self._parent = INSIDE.get()
-        self._status = Status()
-        self._exceptions: list[tuple[BaseException, int]] = []
+        self._status: Status | None = None
+        self._exceptions: tuple[tuple[BaseException, int], ...] = ()
         self._context: SpanContext | None = None
         self.timing: StepTiming | None = None
 
@@ -181,7 +181,7 @@ class LaterSpan:
 
     def record_exception(self, exception: BaseException) -> None:
         """As of a span."""
-        self._exceptions.append((exception, time.time_ns()))
+        self._exceptions = (*self._exceptions, (exception, time.time_ns()))
 
     def context(self, root: LightSpan) -> SpanContext:
         """Its ids, made when they are asked for: the steps inside may be made before it."""
@@ -200,7 +200,7 @@ class LaterSpan:
             {attribute(key): value for key, value in self._facts.items()} | ({} if timing is None else timing_facts(timing)),
             [Event("exception", _told(exception), at) for exception, at in self._exceptions],
             [Link(each) for each in self._links],
-            status=self._status,
+            status=self._status or Status(),
             start_time=root.end_time if timing is None else root.wall_ns(timing.begin),
             end_time=root.end_time if timing is None else root.wall_ns(timing.end),
             instrumentation_scope=root.instrumentation_scope,

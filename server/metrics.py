@@ -25,7 +25,7 @@ from server.degradation import DegradationReason
 from server.engine import Priority
 from server.lane import REFUSALS
 from server.overload import LaneName
-from server.tally import CounterTally, Histograms, HistogramTally
+from server.tally import CounterTally, HistogramTally, Tallies
 
 _log = logging.getLogger(__name__)
 
@@ -330,7 +330,7 @@ class Metrics:
     #: Seconds for which one look at the sources serves all instruments: a collection is one moment, not forty.
     FRESH = 0.2
 
-    def __init__(self, meter: Meter, histograms: Histograms, *, recorded: bool = True) -> None:
+    def __init__(self, meter: Meter, tallies: Tallies, *, recorded: bool = True) -> None:
         self._recorded = recorded
         self._sources: list[Source] = []
         self._lock = threading.Lock()
@@ -339,7 +339,7 @@ class Metrics:
         self._histograms: dict[str, HistogramTally] = {}
         self._counters: dict[str, CounterTally] = {}
         for each in INSTRUMENTS:
-            self._create(meter, histograms, each)
+            self._create(meter, tallies, each)
         self._call_duration, self._coverage_gap = self._histograms[CALL_DURATION.name], self._histograms[COVERAGE_GAP.name]
         self._step_duration, self._step_wait = self._histograms[STEP_DURATION.name], self._histograms[STEP_WAIT.name]
 
@@ -425,7 +425,7 @@ class Metrics:
             self._sources.append(source)
             self._looked = float("-inf")
 
-    def _create(self, meter: Meter, histograms: Histograms, each: Instrument) -> None:
+    def _create(self, meter: Meter, tallies: Tallies, each: Instrument) -> None:
         about = {"unit": each.unit, "description": each.description}
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
@@ -433,9 +433,9 @@ class Metrics:
 
         match each.kind:
             case Kind.HISTOGRAM:
-                self._histograms[each.name] = histograms.create(each.name, **about, labels=each.labels, bounds=each.boundaries)
+                self._histograms[each.name] = tallies.histogram(each.name, **about, labels=each.labels, bounds=each.boundaries)
             case Kind.COUNTER:
-                self._counters[each.name] = tally = CounterTally(each.labels)
+                self._counters[each.name] = tally = tallies.counter(each.labels)
                 meter.create_observable_counter(each.name, [tally.observe], **about)
             case Kind.OBSERVED_COUNTER:
                 meter.create_observable_counter(each.name, [observe], **about)

@@ -2,8 +2,8 @@
 
 Its SDK takes 25 to 60 µs of processor time a record (a measurement object, the current context, a filter and a reservoir of
 exemplars, attributes sorted and hashed anew), and a call leaves 17: more than a tenth of the time of a call without a model.
-Here a record is one step of less than a microsecond. Counters go to the SDK as observable ones. Observable histograms
-it has none, so `HistogramCollection` adds the points, which are the SDK's own types, to what a reader has collected.
+Here a record is put into a queue, from which many at once are counted. Counters go to the SDK as observable ones. Observable
+histograms it has none, so `HistogramCollection` adds the points, which are the SDK's own types, to what a reader has collected.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import math
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import Exemplar
@@ -31,71 +34,120 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+# Records that wait at the most; then whoever makes the next one counts them.
+_MOST_WAITING = 1024
+
+_Labels = tuple[str | None, ...]
+
+
+class _Counts(Protocol):
+    def count(self, labels: _Labels, value: float, at_ns: int, span: SpanContext | None) -> None: ...
+
+
+class Tallies:
+    """All counters and histograms of one process that are recorded, and when they began. Recording is for any thread."""
+
+    def __init__(self, scope: InstrumentationScope) -> None:
+        self.scope = scope
+        self.begin_ns = time.time_ns()
+        self.histograms: list[HistogramTally] = []
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[_Counts, _Labels, float, int, SpanContext | None]] = deque()
+
+    def counter(self, labels: Iterable[str]) -> CounterTally:
+        """A new counter."""
+        return CounterTally(self, labels)
+
+    def histogram(self, name: str, unit: str, description: str, labels: Iterable[str], bounds: Sequence[float]) -> HistogramTally:
+        """A new one; as an instrument of OpenTelemetry but for the label names, which are fixed."""
+        self.histograms.append(tally := HistogramTally(self, name, unit, description, labels, bounds))
+        return tally
+
+    def record(self, tally: _Counts, labels: _Labels, value: float, span: SpanContext | None = None) -> None:
+        """A record for one of them."""
+        self._waiting.append((tally, labels, value, 0 if span is None else time.time_ns(), span))
+        if len(self._waiting) >= _MOST_WAITING and self._lock.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._lock.release()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """While nothing changes, and what was recorded before is counted."""
+        with self._lock:
+            self._count()
+            yield
+
+    def _count(self) -> None:
+        waiting = self._waiting
+        for _ in range(len(waiting)):  # what comes meanwhile is counted the next time
+            tally, labels, value, at, span = waiting.popleft()
+            tally.count(labels, value, at, span)
+
 
 class CounterTally:
-    """One counter: a sum for each set of label values, which are given in the order of `labels`. For any thread."""
+    """One counter: a sum for each set of label values, which are given in the order of `labels`."""
 
-    def __init__(self, labels: Iterable[str]) -> None:
+    def __init__(self, tallies: Tallies, labels: Iterable[str]) -> None:
+        self._tallies = tallies
         self._labels = tuple(labels)
-        self._lock = threading.Lock()
-        self._sums: dict[tuple[str, ...], int] = {}
+        self._sums: dict[_Labels, int] = {}
 
     def add(self, amount: int, *values: str) -> None:
         """Adds `amount`, which may be 0: then the sum exists."""
-        with self._lock:
-            self._sums[values] = self._sums.get(values, 0) + amount
+        self._tallies.record(self, values, amount)
+
+    def count(self, labels: _Labels, value: float, at_ns: int, span: SpanContext | None) -> None:
+        """Takes a record."""
+        self._sums[labels] = self._sums.get(labels, 0) + int(value)
 
     def observe(self, _: CallbackOptions) -> Iterator[Observation]:
         """The sums, as an observable counter's callback gives them."""
-        with self._lock:
+        with self._tallies.settled():
             sums = tuple(self._sums.items())
         for values, amount in sums:
             yield Observation(amount, dict(zip(self._labels, values, strict=True)))
 
 
 class Series:
-    """The records of a histogram that have the same labels. For any thread."""
+    """The records of a histogram that have the same labels."""
 
-    __slots__ = ("_bounds", "_counts", "_exemplars", "_least", "_lock", "_most", "_sum", "labels")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_least", "_most", "_sum", "labels")
 
     def __init__(self, labels: dict[str, str], bounds: Sequence[float]) -> None:
         self.labels = labels
         self._bounds = bounds
-        self._lock = threading.Lock()
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
         self._least, self._most = math.inf, -math.inf
         self._exemplars: list[tuple[int, float, SpanContext] | None] = [None] * len(self._counts)  # the last of each bucket
 
-    def record(self, value: float, span: SpanContext | None = None) -> None:
+    def count(self, value: float, at_ns: int, span: SpanContext | None) -> None:
         """Counts `value`; `span`, where given, is its exemplar."""
         place = bisect_left(self._bounds, value)  # a bucket includes its upper bound
-        exemplar = None if span is None else (time.time_ns(), value, span)
-        with self._lock:
-            self._counts[place] += 1
-            self._sum += value
-            if value < self._least:
-                self._least = value
-            if value > self._most:
-                self._most = value
-            if exemplar is not None:
-                self._exemplars[place] = exemplar
+        self._counts[place] += 1
+        self._sum += value
+        if value < self._least:
+            self._least = value
+        if value > self._most:
+            self._most = value
+        if span is not None:
+            self._exemplars[place] = (at_ns, value, span)
 
     def point(self, begin_ns: int, now_ns: int, exemplars_since: int) -> HistogramDataPoint:
-        """All that was recorded, with the exemplars of after `exemplars_since`, which like the others is nanoseconds."""
-        with self._lock:
-            counts, total, least, most = tuple(self._counts), self._sum, self._least, self._most
-            exemplars = [each for each in self._exemplars if each is not None and each[0] > exemplars_since]
+        """All that was counted, with the exemplars of after `exemplars_since`, which like the others is nanoseconds."""
+        exemplars = [each for each in self._exemplars if each is not None and each[0] > exemplars_since]
         return HistogramDataPoint(
             attributes=self.labels,
             start_time_unix_nano=begin_ns,
             time_unix_nano=now_ns,
-            count=sum(counts),
-            sum=total,
-            bucket_counts=counts,
+            count=sum(self._counts),
+            sum=self._sum,
+            bucket_counts=tuple(self._counts),
             explicit_bounds=self._bounds,
-            min=least,
-            max=most,
+            min=self._least,
+            max=self._most,
             exemplars=[Exemplar({}, value, at, span.span_id, span.trace_id) for at, value, span in exemplars],
         )
 
@@ -103,40 +155,30 @@ class Series:
 class HistogramTally:
     """One histogram: a series for each set of label values, which are given in the order of `labels`; None for one it has not."""
 
-    def __init__(self, name: str, unit: str, description: str, labels: Iterable[str], bounds: Sequence[float]) -> None:
+    def __init__(
+        self, tallies: Tallies, name: str, unit: str, description: str, labels: Iterable[str], bounds: Sequence[float]
+    ) -> None:
         self.name, self.unit, self.description = name, unit, description
+        self._tallies = tallies
         self._labels, self._bounds = tuple(labels), bounds
-        self._lock = threading.Lock()
-        self._series: dict[tuple[str | None, ...], Series] = {}
+        self._series: dict[_Labels, Series] = {}
 
     def record(self, value: float, *values: str | None, span: SpanContext | None = None) -> None:
-        """Counts `value` of these labels; `span`, where given, is its exemplar."""
-        series = self._series.get(values)
+        """A value of these labels; `span`, where given, is its exemplar."""
+        self._tallies.record(self, values, value, span)
+
+    def count(self, labels: _Labels, value: float, at_ns: int, span: SpanContext | None) -> None:
+        """Takes a record."""
+        series = self._series.get(labels)
         if series is None:
-            labels = {label: text for label, text in zip(self._labels, values, strict=True) if text is not None}
-            with self._lock:
-                series = self._series.setdefault(values, Series(labels, self._bounds))
-        series.record(value, span)
+            told = {label: text for label, text in zip(self._labels, labels, strict=True) if text is not None}
+            series = self._series[labels] = Series(told, self._bounds)
+        series.count(value, at_ns, span)
 
     @property
-    def series(self) -> tuple[Series, ...]:
-        """Those that have records, or will at once."""
-        with self._lock:
-            return tuple(self._series.values())
-
-
-class Histograms:
-    """All histograms of one process, and when they began."""
-
-    def __init__(self, scope: InstrumentationScope) -> None:
-        self.scope = scope
-        self.begin_ns = time.time_ns()
-        self.tallies: list[HistogramTally] = []
-
-    def create(self, name: str, unit: str, description: str, labels: Iterable[str], bounds: Sequence[float]) -> HistogramTally:
-        """A new one; as an instrument of OpenTelemetry but for the label names, which are fixed."""
-        self.tallies.append(tally := HistogramTally(name, unit, description, labels, bounds))
-        return tally
+    def series(self) -> Iterable[Series]:
+        """Those that have records."""
+        return self._series.values()
 
 
 class HistogramCollection:
@@ -146,11 +188,11 @@ class HistogramCollection:
     `pushed`: exemplars are those since the last look; who is asked shows the last ones, since several may ask.
     """
 
-    def __init__(self, histograms: Histograms, *, delta: bool = False, pushed: bool = False) -> None:
-        self._histograms = histograms
+    def __init__(self, tallies: Tallies, *, delta: bool = False, pushed: bool = False) -> None:
+        self._tallies = tallies
         self._delta = delta
         self._pushed = pushed
-        self._looked_ns = histograms.begin_ns
+        self._looked_ns = tallies.begin_ns
         self._seen: dict[Series, HistogramDataPoint] = {}
 
     def add_to(self, data: MetricsData) -> MetricsData:
@@ -158,7 +200,7 @@ class HistogramCollection:
         metrics = self._metrics()
         if not metrics or not data.resource_metrics:
             return data
-        scope = self._histograms.scope
+        scope = self._tallies.scope
         first, *others = data.resource_metrics
         scopes = list(first.scope_metrics)
         for place, each in enumerate(scopes):
@@ -174,11 +216,13 @@ class HistogramCollection:
         self._looked_ns, since = now, looked if self._pushed else 0
         temporality = AggregationTemporality.DELTA if self._delta else AggregationTemporality.CUMULATIVE
         metrics = []
-        for tally in self._histograms.tallies:
-            points = []
-            for series in tally.series:
-                point = series.point(self._histograms.begin_ns, now, since)
-                points.append(self._since(series, point, looked) if self._delta else point)
+        with self._tallies.settled():
+            told = [
+                (tally, [(series, series.point(self._tallies.begin_ns, now, since)) for series in tally.series])
+                for tally in self._tallies.histograms
+            ]
+        for tally, found in told:
+            points = [self._since(series, point, looked) if self._delta else point for series, point in found]
             if points := [point for point in points if point.count]:
                 metrics.append(Metric(tally.name, tally.description, tally.unit, Histogram(points, temporality)))
         return metrics
@@ -204,12 +248,12 @@ class HistogramCollection:
 class WithHistograms(MetricExporter):
     """An exporter that is given the histograms too, in the temporality that it prefers."""
 
-    def __init__(self, exporter: MetricExporter, histograms: Histograms) -> None:
+    def __init__(self, exporter: MetricExporter, tallies: Tallies) -> None:
         temporality, aggregation = exporter._preferred_temporality or {}, exporter._preferred_aggregation
         super().__init__(preferred_temporality=temporality, preferred_aggregation=aggregation)
         self._exporter = exporter
         delta = temporality.get(HistogramKind) is AggregationTemporality.DELTA
-        self._collection = HistogramCollection(histograms, delta=delta, pushed=True)
+        self._collection = HistogramCollection(tallies, delta=delta, pushed=True)
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object) -> MetricExportResult:
         """As the exporter's own; the periodic reader calls it from one thread at a time."""

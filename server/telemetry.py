@@ -46,7 +46,7 @@ from server.profile import Profile, ProfileRecorder
 from server.span_export import SpanExport
 from server.steps import Steps
 from server.tail_sampler import TailSampler
-from server.tally import Histograms, WithHistograms
+from server.tally import Tallies, WithHistograms
 from server.trace_readings import TraceReadings
 
 SCOPE = "keyglance"
@@ -126,7 +126,7 @@ class Telemetry:
         if profile is not None:
             processors.append(ProfileRecorder(profile, process))
         scope = InstrumentationScope(SCOPE, version)
-        asked, histograms = list(metric_readers), Histograms(scope)
+        asked, tallies = list(metric_readers), Tallies(scope)
         sampler = None
         if exports_traces and span_exporter is None:
             span_exporter = OTLPSpanExporter()
@@ -157,12 +157,12 @@ class Telemetry:
             elif sampler is not None and processors == [sampler] and not any(os.environ.get(limit) for limit in _LIMITS):
                 tracer = LightTracer(sampler, resource, scope)
         for each in asked:
-            each.complete_with(histograms)
+            each.complete_with(tallies)
         readers: list[MetricReader] = [*asked]
         if exports_metrics:
-            readers.append(PeriodicExportingMetricReader(WithHistograms(OTLPMetricExporter(), histograms)))
+            readers.append(PeriodicExportingMetricReader(WithHistograms(OTLPMetricExporter(), tallies)))
         meters = MeterProvider(readers, resource=resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)
-        metrics = Metrics(meters.get_meter(SCOPE, version), histograms, recorded=bool(readers) and not _is_disabled())
+        metrics = Metrics(meters.get_meter(SCOPE, version), tallies, recorded=bool(readers) and not _is_disabled())
         telemetry = cls(tracers, meters, tracer, metrics, port, sampler)
         if sampler is not None:
             telemetry.metrics.observe(TraceReadings(sampler, export))

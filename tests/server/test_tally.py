@@ -20,8 +20,9 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+from server import tally as tally_module
 from server.exposition import CollectingReader
-from server.tally import CounterTally, HistogramCollection, Histograms, WithHistograms
+from server.tally import HistogramCollection, Tallies, WithHistograms
 
 SCOPE = InstrumentationScope("test", "1")
 BOUNDS = (0.1, 0.5, 2.0)
@@ -56,15 +57,15 @@ class Both:
     """One histogram of each kind in one provider, which an exporter of each kind is told of."""
 
     def __init__(self, temporality: AggregationTemporality) -> None:
-        self.histograms = Histograms(SCOPE)
-        self.ours = self.histograms.create("ours", "s", "Of ours.", ("step", "error"), BOUNDS)
+        self.tallies = Tallies(SCOPE)
+        self.ours = self.tallies.histogram("ours", "s", "Of ours.", ("step", "error"), BOUNDS)
         self.exporter = Exporter(temporality)
         self.reader = PeriodicExportingMetricReader(
-            WithHistograms(self.exporter, self.histograms), export_interval_millis=float("inf")
+            WithHistograms(self.exporter, self.tallies), export_interval_millis=float("inf")
         )
         meter = MeterProvider([self.reader], shutdown_on_exit=False).get_meter(SCOPE.name, SCOPE.version)
         self.theirs = meter.create_histogram("theirs", "s", explicit_bucket_boundaries_advisory=BOUNDS)
-        other = CounterTally(())
+        other = self.tallies.counter(())
         other.add(1)
         meter.create_observable_gauge("other", [other.observe])  # a reader without anything is told nothing
 
@@ -102,13 +103,13 @@ def test_all_there_was(rounds):
         theirs, ours = both.points()
         assert {key: shape(point) for key, point in ours.items()} == {key: shape(point) for key, point in theirs.items()}
         assert {key: (p.min, p.max) for key, p in ours.items()} == {key: (p.min, p.max) for key, p in theirs.items()}
-        assert all(point.start_time_unix_nano == both.histograms.begin_ns for point in ours.values())
+        assert all(point.start_time_unix_nano == both.tallies.begin_ns for point in ours.values())
 
 
 @given(st.lists(records, min_size=1, max_size=4))
 def test_what_came_since_the_last_look(rounds):
     both = Both(AggregationTemporality.DELTA)
-    until = both.histograms.begin_ns
+    until = both.tallies.begin_ns
     for values in rounds:
         both.record(values)
         theirs, ours = both.points()
@@ -128,9 +129,9 @@ def collected(collection: HistogramCollection) -> list[list[tuple[float, int | N
 
 
 def test_exemplars_are_the_last_of_their_buckets():
-    histograms = Histograms(SCOPE)
-    tally = histograms.create("a", "s", "A.", (), BOUNDS)
-    asked, pushed = HistogramCollection(histograms), HistogramCollection(histograms, pushed=True)
+    tallies = Tallies(SCOPE)
+    tally = tallies.histogram("a", "s", "A.", (), BOUNDS)
+    asked, pushed = HistogramCollection(tallies), HistogramCollection(tallies, pushed=True)
     for value, span in ((0.2, SPAN), (0.3, OTHER), (0.4, None), (9.0, SPAN)):
         tally.record(value, span=span)
     told = [(0.3, OTHER.trace_id, OTHER.span_id), (9.0, SPAN.trace_id, SPAN.span_id)]
@@ -142,17 +143,17 @@ def test_exemplars_are_the_last_of_their_buckets():
 
 
 def test_nothing_is_told_of_what_has_no_records():
-    histograms = Histograms(SCOPE)
-    histograms.create("a", "s", "A.", (), BOUNDS)
+    tallies = Tallies(SCOPE)
+    tallies.histogram("a", "s", "A.", (), BOUNDS)
     data = MetricsData([])
-    assert HistogramCollection(histograms).add_to(data) is data
+    assert HistogramCollection(tallies).add_to(data) is data
 
 
 def test_a_reader_without_any_other_metric_of_the_scope():
-    histograms = Histograms(SCOPE)
-    histograms.create("a", "s", "A.", (), BOUNDS).record(1.0)
+    tallies = Tallies(SCOPE)
+    tallies.histogram("a", "s", "A.", (), BOUNDS).record(1.0)
     reader = CollectingReader()
-    reader.complete_with(histograms)
+    reader.complete_with(tallies)
     provider = MeterProvider([reader], shutdown_on_exit=False)
     provider.get_meter("another").create_counter("b").add(1)
     (resource,) = reader.collected().resource_metrics
@@ -163,7 +164,7 @@ def test_a_reader_without_any_other_metric_of_the_scope():
 
 
 def test_a_counter_has_a_sum_for_each_of_its_labels():
-    tally = CounterTally(["lane", "why"])
+    tally = Tallies(SCOPE).counter(["lane", "why"])
     tally.add(0, "main", "room")
     for amount in (1, 2):
         tally.add(amount, "main", "late")
@@ -171,9 +172,25 @@ def test_a_counter_has_a_sum_for_each_of_its_labels():
     assert told == {(("lane", "main"), ("why", "room")): 0, (("lane", "main"), ("why", "late")): 3}
 
 
+def test_few_records_wait(monkeypatch):
+    monkeypatch.setattr(tally_module, "_MOST_WAITING", 10)
+    tallies = Tallies(SCOPE)
+    tally = tallies.histogram("a", "s", "A.", (), BOUNDS)
+    for _ in range(25):
+        tally.record(1.0)
+        assert len(tallies._waiting) < 10
+    with tallies.settled():
+        tally.record(1.0)
+        for _ in range(20):  # while somebody looks nobody waits for it
+            tally.record(1.0)
+        assert [series.point(0, 0, 0).count for series in tally.series] == [25]
+    with tallies.settled():
+        assert [series.point(0, 0, 0).count for series in tally.series] == [46]
+
+
 def test_threads_lose_no_record():
-    histograms, counter = Histograms(SCOPE), CounterTally(["a"])
-    tally = histograms.create("a", "s", "A.", ["a"], BOUNDS)
+    tallies = Tallies(SCOPE)
+    counter, tally = tallies.counter(["a"]), tallies.histogram("a", "s", "A.", ["a"], BOUNDS)
 
     def work() -> None:
         for number in range(5000):
@@ -183,6 +200,11 @@ def test_threads_lose_no_record():
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
+    seen = 0
+    while any(thread.is_alive() for thread in threads):  # somebody collects meanwhile
+        count = sum(each.value for each in counter.observe(None))
+        assert count >= seen
+        seen = count
     for thread in threads:
         thread.join()
     assert [each.value for each in counter.observe(None)] == [20_000]
