@@ -104,7 +104,8 @@ class Used:
         seconds = max(1e-9, self.at - before.at)
         cores = {role: (used - before.by_role.get(role, 0.0)) / seconds for role, used in self.by_role.items()}
         return {
-            "machine_cpu_percent": round((self.busy - before.busy) / seconds / self.cores * 100, 1),
+            # The kernel counts in ticks, which may be a few more than there was time for.
+            "machine_cpu_percent": round(min((self.busy - before.busy) / seconds / self.cores, 1.0) * 100, 1),
             "cores": {role: round(max(0.0, used), 3) for role, used in sorted(cores.items())},
         }
 
