@@ -61,7 +61,7 @@ class LightTracer(_CheapTracer):
 
     def __init__(self, sampler: Decides, resource: Resource, scope: InstrumentationScope) -> None:
         self._sampler = sampler
-        self._resource = resource
+        self._resource = _Hashed(resource.attributes, resource.schema_url)
         self._scope = scope
 
     def start_span(
@@ -94,6 +94,19 @@ class LightTracer(_CheapTracer):
             root=current.root if isinstance(current, LightSpan) else None,
             sampled=self._sampler.is_sampled(parent, own.trace_id),
         )
+
+
+class _Hashed(Resource):
+    """A resource that is hashed once: an exporter does it for every span, and OpenTelemetry's writes JSON for it."""
+
+    def __init__(self, attributes: Attributes, schema_url: str | None = None) -> None:
+        super().__init__(attributes or {}, schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    __eq__ = Resource.__eq__
 
 
 class IdTracer(_CheapTracer):
