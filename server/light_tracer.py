@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.resources import Resource
@@ -37,7 +38,24 @@ class Decides(Protocol):
 
 
 class _CheapTracer(Tracer):
-    """What both have in common."""
+    """OpenTelemetry's interface; what kind of span is begun the subclass says."""
+
+    def start_span(
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        start_time: int | None = None,
+        record_exception: bool = True,
+        set_status_on_exception: bool = True,
+    ) -> Span:
+        """As of any tracer."""
+        current = get_current_span(context)
+        found = current.get_span_context()
+        told = {"kind": kind, "attributes": attributes, "links": links or (), "start_time": start_time}
+        return self._begun(name, current, found if found.is_valid else None, told)
 
     def start_as_current_span(  # type: ignore[override]  # theirs is a decorator too
         self,
@@ -55,30 +73,20 @@ class _CheapTracer(Tracer):
         span = self.start_span(name, context, kind, attributes, links, start_time)
         return _Current(span, records=record_exception, sets_status=set_status_on_exception, ends=end_on_exit)
 
+    @abstractmethod
+    def _begun(self, name: str, current: Span, parent: SpanContext | None, told: Mapping[str, Any]) -> Span:
+        """A span below `parent`, the ids of `current` where it has some; `told` as `LightSpan` takes it."""
+
 
 class LightTracer(_CheapTracer):
-    """A tracer of light spans: OpenTelemetry's interface."""
+    """A tracer of light spans."""
 
     def __init__(self, sampler: Decides, resource: Resource, scope: InstrumentationScope) -> None:
         self._sampler = sampler
         self._resource = _Hashed(resource.attributes, resource.schema_url)
         self._scope = scope
 
-    def start_span(
-        self,
-        name: str,
-        context: Context | None = None,
-        kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Attributes = None,
-        links: Sequence[Link] | None = None,
-        start_time: int | None = None,
-        record_exception: bool = True,
-        set_status_on_exception: bool = True,
-    ) -> LightSpan:
-        """As of any tracer."""
-        current = get_current_span(context)
-        found = current.get_span_context()
-        parent = found if found.is_valid else None
+    def _begun(self, name: str, current: Span, parent: SpanContext | None, told: Mapping[str, Any]) -> LightSpan:
         own = below(parent)
         return LightSpan(
             self._sampler.light_ended,
@@ -87,12 +95,9 @@ class LightTracer(_CheapTracer):
             parent,
             resource=self._resource,
             scope=self._scope,
-            attributes=attributes,
-            links=links or (),
-            kind=kind,
-            start_time=start_time,
             root=current.root if isinstance(current, LightSpan) else None,
             sampled=self._sampler.is_sampled(parent, own.trace_id),
+            **told,
         )
 
 
@@ -112,20 +117,8 @@ class _Hashed(Resource):
 class IdTracer(_CheapTracer):
     """A tracer of spans that nobody wants, for their trace ids, which logs and answers have."""
 
-    def start_span(
-        self,
-        name: str,
-        context: Context | None = None,
-        kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Attributes = None,
-        links: Sequence[Link] | None = None,
-        start_time: int | None = None,
-        record_exception: bool = True,
-        set_status_on_exception: bool = True,
-    ) -> NonRecordingSpan:
-        """As of any tracer."""
-        found = get_current_span(context).get_span_context()
-        return NonRecordingSpan(below(found if found.is_valid else None, sampled=False))
+    def _begun(self, name: str, current: Span, parent: SpanContext | None, told: Mapping[str, Any]) -> NonRecordingSpan:
+        return NonRecordingSpan(below(parent, sampled=False))
 
 
 class _Current:
