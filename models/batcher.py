@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 
 from keyglance.errors import DeadlineExceeded, KeyglanceError, ModelFailed, WorkerLost
 from models.backend import Backend, Outputs, check_outputs
-from models.frame_queue import WHOLE_CALL_WAIT, FrameQueue
+from models.frame_queue import FrameQueue
 from models.manifest import Manifest
 from models.run_slots import Head, RunSlots
 
@@ -93,11 +93,6 @@ class _Frame:
     caller: trace.SpanContext
     since: float
     done: asyncio.Future[Inferred]
-    apart: bool  # from the frames of other calls
-
-    @property
-    def key(self) -> Hashable:
-        return self.tensor.shape, self.tensor.dtype, self.expected if self.apart else None
 
     @property
     def to_come(self) -> int:
@@ -149,7 +144,6 @@ class Batcher:
         self._frames: FrameQueue[_Frame] = FrameQueue(
             largest_batch=self.largest_batch, largest_wait=largest_wait, limit=queue_limit
         )
-        self._across_calls = True
         self._batches: set[asyncio.Future[None]] = set()
         self._waiting = 0
         self._in_flight = 0
@@ -160,15 +154,12 @@ class Batcher:
 
     @property
     def across_calls(self) -> bool:
-        """Whether frames of different calls share batches. False is for comparison: a call's frames wait until all of them have
-        come, and run in as few batches as hold them. May be set at any time; what is queued already stays as it is.
-        """
-        return self._across_calls
+        """As `FrameQueue.across_calls`."""
+        return self._frames.across_calls
 
     @across_calls.setter
     def across_calls(self, wanted: bool) -> None:
-        self._across_calls = wanted
-        self._frames.largest_wait = self.largest_wait if wanted else max(self.largest_wait, WHOLE_CALL_WAIT)
+        self._frames.across_calls = wanted
         self._slots.poll()
 
     async def submit(
@@ -207,13 +198,13 @@ class Batcher:
             raise self._shut()
         caller = trace.get_current_span().get_span_context()
         done: asyncio.Future[Inferred] = asyncio.get_running_loop().create_future()
-        frame = _Frame(tensor, self.manifest.name, deadline, priority, expected, caller, since, done, not self._across_calls)
-        self._frames.add(frame.key, frame)
+        frame = _Frame(tensor, self.manifest.name, deadline, priority, expected, caller, since, done)
+        self._frames.add((tensor.shape, tensor.dtype), frame, expected)
         self._slots.poll()
         try:
             return await frame.done
         except asyncio.CancelledError:
-            if self._frames.remove(frame.key, frame):
+            if self._frames.remove(frame):
                 self._places.release()
                 # Another call's frame may be the first now, with other reasons to wait or not to.
                 self._slots.poll()
@@ -304,7 +295,7 @@ class Batcher:
         """Fails what is queued or waits for a place, waits for the batches that run, takes nothing more. May be called twice."""
         self._closed = True
         for frame in self._frames:
-            self._frames.remove(frame.key, frame)
+            self._frames.remove(frame)
             self._places.release()
             if not frame.done.done():
                 frame.done.set_exception(self._shut())

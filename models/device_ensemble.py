@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ from models.backend import Outputs
 from models.batch_plan import BatchPlan
 from models.device_snapshot import DeviceSnapshot, ModelBatches
 from models.frame_group import FrameAnswer, FrameGroup
-from models.frame_queue import WHOLE_CALL_WAIT, FrameQueue
+from models.frame_queue import FrameQueue
 from models.manifest import Manifest
 from models.model_runner import Fence, ModelRunner, OnTheWay
 from models.model_set import ModelSet
@@ -113,14 +113,10 @@ class DeviceEnsemble:
         self._ranges = ranges
         self._set = ModelSet(manifests)
         self._open_runners = open_runners
-        self._largest_wait = largest_wait
-        self._queue_limit = queue_limit
         self._tracer = trace.get_tracer("keyglance.models") if tracer is None else tracer
         self._canvases = functools.lru_cache(_SHAPES)(self._canvases_of)
         self._changed = threading.Condition()
-        self._across_calls = True
         self._frames: FrameQueue[_Frame] = FrameQueue(largest_batch=1, largest_wait=largest_wait, limit=queue_limit)
-        self._keys: dict[_Frame, Hashable] = {}
         self._coming = 0  # frames of all calls that have neither come nor been given up
         self._outstanding = 0
         self._ends = 0.0  # when what is enqueued will have run, as far as costs tell
@@ -160,21 +156,14 @@ class DeviceEnsemble:
 
     @property
     def across_calls(self) -> bool:
-        """Whether frames of different calls share batches. False is for comparison: a call's frames wait until all of them have
-        come, and run in as few batches as hold them. May be set at any time; what is queued already stays as it is.
-        """
-        return self._across_calls
+        """As `FrameQueue.across_calls`."""
+        return self._frames.across_calls
 
     @across_calls.setter
     def across_calls(self, wanted: bool) -> None:
         with self._changed:
-            self._across_calls = wanted
-            self._frames.largest_wait = self._wait_for_more
+            self._frames.across_calls = wanted
             self._changed.notify_all()
-
-    @property
-    def _wait_for_more(self) -> float:
-        return self._largest_wait if self._across_calls else max(self._largest_wait, WHOLE_CALL_WAIT)
 
     def snapshot(self) -> DeviceSnapshot:
         """As it stands."""
@@ -211,7 +200,7 @@ class DeviceEnsemble:
             self._closed = True
             left = list(self._frames)
             for frame in left:
-                self._take_out(frame)
+                self._frames.remove(frame)
             self._changed.notify_all()
         self._give_up(left, lambda _: WorkerLost("the ensemble of models is closed"))
         if self._serving is not None:
@@ -236,9 +225,8 @@ class DeviceEnsemble:
         self._seconds = {runner.manifest.name: _rehearse([runner], sizes[-1]) for runner in runners}
         usual = [self._runners[name] for name in self.select() or self.names]
         self.plan = BatchPlan({size: _rehearse(usual, size) for size in sizes})
-        self._frames = FrameQueue(
-            largest_batch=self.plan.largest, largest_wait=self._wait_for_more, limit=max(self._queue_limit, self.plan.largest)
-        )
+        self._frames.largest_batch = self.plan.largest
+        self._frames.limit = max(self._frames.limit, self.plan.largest)
 
     def _close_runners(self) -> None:
         for runner in self._runners.values():
@@ -279,9 +267,7 @@ class DeviceEnsemble:
         with self._changed:
             self._coming -= group.arrive(frame.since)
             if not self._closed and not group.discarded:
-                key = (group.models, canvases, None if self._across_calls else group)
-                self._frames.add(key, frame)
-                self._keys[frame] = key
+                self._frames.add((group.models, canvases), frame, group)
                 count = len(self._frames)
                 if (
                     count == 1  # there is something to wait for
@@ -310,14 +296,11 @@ class DeviceEnsemble:
             self._coming -= group.less(group.to_come)
             mine = [frame for frame in self._frames if frame.group is group]
             for frame in mine:
-                self._take_out(frame)
+                self._frames.remove(frame)
             if mine or not self._coming:
                 self._changed.notify_all()
         for frame in mine:
             _release(frame.located.picture)
-
-    def _take_out(self, frame: _Frame) -> None:
-        self._frames.remove(self._keys.pop(frame), frame)
 
     def _canvases_of(self, models: tuple[str, ...], width: int, height: int) -> tuple[tuple[int, int], ...]:
         placed = [layout(self._set[name].inputs.geometry, width, height) for name in models]
@@ -342,14 +325,14 @@ class DeviceEnsemble:
                 wait: float | None = None
                 if (head := self._frames.head(now)) is not None and self._outstanding < _DEPTH:
                     waiting = self._frames.waiting(now)
-                    if head.ready_at <= now and not self._across_calls:
+                    if head.ready_at <= now and not self._frames.across_calls:
                         return self._take(now, self.plan.largest)
                     if head.ready_at <= now:
                         left = self._ends - _LEAD * self._enqueuing - now if self._outstanding else 0.0
                         if left <= 0 or len(waiting) >= self.plan.largest or not self._coming:
                             return self._take(now, self.plan.first(len(waiting), more=self._coming > 0))
                         wait = left
-                    elif self._across_calls and not self._outstanding and self._better_apart(waiting, now):
+                    elif self._frames.across_calls and not self._outstanding and self._better_apart(waiting, now):
                         return self._take(now, len(waiting))
                     else:
                         wait = head.ready_at - now
@@ -366,8 +349,6 @@ class DeviceEnsemble:
 
     def _take(self, now: float, most: int) -> list[_Frame]:
         frames, late = self._frames.take(now, most)
-        for frame in (*frames, *late):
-            del self._keys[frame]
         if frames:
             self._outstanding += 1
             self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + self.plan.cost(len(frames))

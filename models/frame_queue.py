@@ -34,13 +34,14 @@ class QueuedFrame(Protocol):
 
 
 F = TypeVar("F", bound=QueuedFrame)
+_Key = tuple[Hashable, Hashable]
 
-#: Seconds that a call whose frames share no batch with those of others waits for the rest of its own.
-WHOLE_CALL_WAIT = 1.0
+# Seconds that a call whose frames share no batch with those of others waits for the rest of its own, at the least.
+_WHOLE_CALL_WAIT = 1.0
 
 
 class FrameQueue(Generic[F]):
-    """Frames by key (what can be in one batch: equal shape, type, models), the most urgent first.
+    """Frames by their kind, where calls are kept apart also by their call: those that can be in one batch, most urgent first.
 
     More urgent is the lower priority number, then the earlier deadline, then the earlier arrival. A batch is ready as soon as
     one of these holds: it has `largest_batch` frames, all frames together are `limit` or more, the call of its most urgent frame
@@ -51,8 +52,12 @@ class FrameQueue(Generic[F]):
         self.largest_batch = largest_batch
         self.largest_wait = largest_wait
         self.limit = limit
+        #: Whether frames of different calls share batches. False is for comparison: a call's frames wait until all of them have
+        #: come, and run in as few batches as hold them. May be set at any time; what is queued already stays as it is.
+        self.across_calls = True
         # Dictionaries without values: sets that keep the order of arrival.
-        self._buckets: dict[Hashable, dict[F, None]] = {}
+        self._buckets: dict[_Key, dict[F, None]] = {}
+        self._keys: dict[F, _Key] = {}
         self._size = 0
         #: How many there are of each priority that ever came; to be copied where another thread reads it.
         self.by_priority: Counter[int] = Counter()
@@ -64,17 +69,19 @@ class FrameQueue(Generic[F]):
         for bucket in tuple(self._buckets.values()):
             yield from tuple(bucket)
 
-    def add(self, key: Hashable, frame: F) -> None:
-        """One more."""
+    def add(self, kind: Hashable, frame: F, call: Hashable = None) -> None:
+        """One more, of frames of one `kind` (what can be in one batch: equal shape, type, models) and of `call`."""
+        key = self._keys[frame] = (kind, None if self.across_calls else call)
         self._buckets.setdefault(key, {})[frame] = None
         self._size += 1
         self.by_priority[frame.priority] += 1
 
-    def remove(self, key: Hashable, frame: F) -> bool:
+    def remove(self, frame: F) -> bool:
         """Whether it was there; it is not any more."""
-        bucket = self._buckets.get(key)
-        if bucket is None or frame not in bucket:
+        key = self._keys.pop(frame, None)
+        if key is None:
             return False
+        bucket = self._buckets[key]
         del bucket[frame]
         if not bucket:
             del self._buckets[key]
@@ -109,10 +116,10 @@ class FrameQueue(Generic[F]):
             else:
                 break  # the later deadlines
         for frame in (*batch, *late):
-            self.remove(key, frame)
+            self.remove(frame)
         return batch, late
 
-    def _choose(self, now: float) -> tuple[Hashable, Head] | None:
+    def _choose(self, now: float) -> tuple[_Key, Head] | None:
         heads = [(key, *self._head_of(bucket)) for key, bucket in self._buckets.items()]
         if not heads:
             return None
@@ -124,7 +131,8 @@ class FrameQueue(Generic[F]):
         oldest = next(iter(bucket))
         first = min(bucket, key=urgency)
         wait = len(bucket) < self.largest_batch and self._size < self.limit and first.to_come > 0
-        return Head(oldest.since, oldest.since + (self.largest_wait if wait else 0.0)), urgency(first)
+        longest = self.largest_wait if self.across_calls else max(self.largest_wait, _WHOLE_CALL_WAIT)
+        return Head(oldest.since, oldest.since + (longest if wait else 0.0)), urgency(first)
 
 
 def urgency(frame: QueuedFrame) -> tuple[int, float, float]:

@@ -91,8 +91,8 @@ def test_priority_goes_before_deadline_before_arrival():
 def test_a_frame_leaves_once():
     q, frame = queue(), Frame()
     q.add("k", frame)
-    assert q.remove("k", frame)
-    assert not q.remove("k", frame)
+    assert q.remove(frame)
+    assert not q.remove(frame)
     assert q.head(0.0) is None
     assert q.take(0.0) == ([], [])
 
@@ -151,3 +151,22 @@ def test_what_would_run_alone_waits_for_what_is_to_come():
 def test_prices_must_be_prices(prices):
     with pytest.raises(ValueError, match="at least one batch size"):
         BatchPlan(prices)
+
+
+def test_calls_that_are_kept_apart_share_no_batch_and_wait_for_all_of_their_frames() -> None:
+    q = queue(largest_wait=0.1)
+    q.across_calls = False
+    for number in range(6):
+        frame = Frame(since=float(number) / 100, to_come=2)
+        q.add("k", frame, "one call" if number % 2 else "another")
+    assert q.head(0.2) is not None
+    assert q.head(0.2).ready_at == 1.0  # type: ignore[union-attr]
+    batch, late = q.take(2.0)
+    assert (len(batch), late) == (3, [])
+    q.across_calls = True
+    mixed = [Frame(since=3.0) for _ in range(2)]
+    for number, frame in enumerate(mixed):
+        q.add("k", frame, f"call {number}")
+    assert q.remove(mixed[0])
+    assert len(q) == 4  # what was queued before stays as it was
+    assert sorted(len(q.take(9.0)[0]) for _ in range(2)) == [1, 3]
