@@ -38,11 +38,11 @@ from opentelemetry.context import Context
 
 from decoder_pool.containers import Indexer
 from decoder_pool.opener import Opener
-from keyglance.request import label_request
 from keyglance.v1.keyglance_pb2 import LabelResponse
 from loadtest import report
 from loadtest.index import clip
 from loadtest.otlp_sink import OtlpSink
+from loadtest.request_bytes import request_message
 from loadtest.server_process import ServerProcess
 from loadtest.transport import IdleEngine
 from models.policy import Policy
@@ -269,12 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sink.start()
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
-        path = folder / "clip.mp4"
-        path.write_bytes(clip(10, rate=300_000))
-        fields: dict[str, Any] = dict.fromkeys(("frames", "largest_gap", "add_non_keyframes", "least_score", "thumbnail_size"))
-        fields |= {"models": (), "frame_scores": False, "thumbnails": False, "request_id": ""}
-        with label_request(path, **fields, whole=False, max_message_bytes=1 << 26) as prepared:
-            message = prepared.message.SerializeToString()
+        message = request_message(clip(10, rate=300_000)).SerializeToString()
         endpoint = here.recv()
         with contextlib.ExitStack() as idle:
             servers = [idle.enter_context(serving(way, endpoint, folder)) for way in WAYS]

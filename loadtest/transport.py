@@ -22,10 +22,10 @@ from typing import Any
 from decoder_pool.containers import Indexer
 from decoder_pool.opener import Opener
 from keyglance import Client
-from keyglance.request import label_request
 from loadtest import report
 from loadtest.clips import tone
 from loadtest.index import LAYOUTS, clip, remuxed
+from loadtest.request_bytes import request_message
 from models.policy import Policy
 from server.config import Config
 from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome
@@ -109,10 +109,7 @@ def median(values: Sequence[float]) -> float:
 
 def request_bytes(path: Path, whole: bool) -> int:
     """The message's size for a file with all else at its default."""
-    fields: dict[str, Any] = dict.fromkeys(("frames", "largest_gap", "add_non_keyframes", "least_score", "thumbnail_size"))
-    fields |= {"models": (), "frame_scores": False, "thumbnails": False, "request_id": ""}
-    with label_request(path, **fields, whole=whole, max_message_bytes=1 << 26) as prepared:
-        return prepared.message.ByteSize()
+    return request_message(path, whole=whole).ByteSize()
 
 
 def run_server(port_file: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from keyglance.request import label_request
 from loadtest.index import clip
 from loadtest.otlp_sink import OtlpSink
+from loadtest.request_bytes import request_message
 from loadtest.telemetry import Server, figures, saturate, serving, take_turns
 
 
@@ -27,12 +26,7 @@ def test_each_turn_is_compared_with_its_neighbour():
 
 
 def test_a_server_that_tells_all_and_one_that_tells_nothing(tmp_path: Path):
-    path = tmp_path / "clip.mp4"
-    path.write_bytes(clip(4, rate=100_000))
-    fields: dict[str, Any] = dict.fromkeys(("frames", "largest_gap", "add_non_keyframes", "least_score", "thumbnail_size"))
-    fields |= {"models": (), "frame_scores": False, "thumbnails": False, "request_id": ""}
-    with label_request(path, **fields, whole=False, max_message_bytes=1 << 26) as prepared:
-        message = prepared.message.SerializeToString()
+    message = request_message(clip(4, rate=100_000)).SerializeToString()
     with (
         OtlpSink(keep=False) as sink,
         serving("off", sink.endpoint, tmp_path) as off,
