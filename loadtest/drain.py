@@ -22,11 +22,11 @@ from typing import Any
 
 from keyglance.errors import Draining, KeyglanceError, ServerUnreachable
 from keyglance.metrics_page import Between, NoMetrics, look
-from loadtest import report, schedule
+from loadtest import schedule
 from loadtest.generator import NOT_SENT, Generator, GeneratorFailed, Record
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed, ServerProcess
-from loadtest.target import ROOT, Target, add_options, how, measured, target
+from loadtest.target import Target, add_options, keep, target
 from loadtest.watch import counted
 
 #: Ends of calls that were in flight at SIGTERM which are right: answered, refused in order, out of their own time.
@@ -219,9 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text(figures))
     for fault in figures["faults"]:
         print(f"fault: {fault}")
-    if options.keep:
-        kept = {**measured(options, about), "server": about, "generator": how(options), "mix": mix.describe(), "drain": figures}
-        print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
+    keep(options, mix, about, {"drain": figures})
     return 1 if figures["faults"] else 0
 
 

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from keyglance.errors import KeyglanceError
-from loadtest import load_summary, report, schedule
+from loadtest import load_summary, schedule
 from loadtest.generator import NOT_SENT, Generator, GeneratorFailed
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed
-from loadtest.target import ROOT, add_options, how, measured, target
+from loadtest.target import add_options, keep, target
 from loadtest.watch import Watch
 
 
@@ -88,16 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wide_console().print(table(figures))
     for fault in (found := faults(figures)):
         print(f"fault: {fault}")
-    if options.keep:
-        kept = {
-            **measured(options, about),
-            "server": about,
-            "generator": how(options),
-            "mix": mix.describe(),
-            "poisson": figures,
-            "faults": found,
-        }
-        print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
+    keep(options, mix, about, {"poisson": figures, "faults": found})
     return 1 if found else 0
 
 

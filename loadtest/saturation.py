@@ -26,7 +26,7 @@ from loadtest import drain, load_summary, poisson, report
 from loadtest.generator import Generator, GeneratorFailed
 from loadtest.mix import Mix, MixError
 from loadtest.server_process import ServerFailed
-from loadtest.target import ROOT, add_options, how, measured, target
+from loadtest.target import add_options, keep, target
 from loadtest.watch import Watch
 
 #: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
@@ -184,21 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{'holds ' if row['holds'] else 'missed'} {row['goal']}: {row['value']}, limit {row['limit']}")
     for fault in found:
         print(f"fault: {fault}")
-    if options.keep:
-        kept = {
-            **measured(options, about),
-            "server": about,
-            "generator": how(options),
-            "mix": mix.describe(),
-            "peak_per_s": peak,
-            "closed_loop": steps,
-            **open_loops,
-            **more,
-            "goals": reached,
-            "faults": found,
-        }
-        print(f"kept in {report.write(options.keep, kept).relative_to(ROOT)}")
-        _part(options).unlink(missing_ok=True)
+    told = {"peak_per_s": peak, "closed_loop": steps, **open_loops, **more, "goals": reached, "faults": found}
+    keep(options, mix, about, told)
+    _part(options).unlink(missing_ok=True)
     return 1 if found or not all(row["holds"] for row in reached) else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from keyglance import Client
 from loadtest import gpu_setup, report
 from loadtest.generator import Generator
-from loadtest.mix import MIXES
+from loadtest.mix import MIXES, Mix
 from loadtest.server_process import ServerProcess
 from loadtest.watch import Watch
 
@@ -117,3 +117,10 @@ def measured(options: argparse.Namespace, about: dict[str, Any]) -> dict[str, An
     """What results keep of the code and, where the server has one, of the GPU and what drives it."""
     facts = gpu_setup.facts(options.commit)
     return {name: fact for name, fact in facts.items() if name != "gpu" or not about["device"].startswith("cpu")}
+
+
+def keep(options: argparse.Namespace, mix: Mix, about: dict[str, Any], figures: Mapping[str, Any]) -> None:
+    """Writes the figures as the result that the options name, if they name one, behind all that they depend on; says where."""
+    if options.keep:
+        known = {**measured(options, about), "server": about, "generator": how(options), "mix": mix.describe()}
+        print(f"kept in {report.write(options.keep, {**known, **figures}).relative_to(ROOT)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loadtest import poisson, report, saturation
+from loadtest import poisson, report, saturation, target
 from loadtest.server_process import ServerProcess
 
 
@@ -75,8 +75,7 @@ def mix(tmp_path: Path, clips_folder: Path) -> Path:
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(report.write, "__kwdefaults__", {"directory": tmp_path / "results"})
-    monkeypatch.setattr(poisson, "ROOT", tmp_path)
-    monkeypatch.setattr(saturation, "ROOT", tmp_path)
+    monkeypatch.setattr(target, "ROOT", tmp_path)
     return tmp_path / "results"
 
 
