@@ -77,6 +77,12 @@ class World:
         stub = health_pb2_grpc.HealthStub(self.channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
 
+    async def watch(self, seen: list[int]) -> None:
+        """Adds each health that a watcher hears of, as it comes."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
+            seen.append(response.status)  # noqa: PERF401, each at its time
+
 
 def config(**server: object) -> Config:
     return Config.load(overrides={"server": {"listen": "127.0.0.1:0", **server}})
@@ -128,13 +134,7 @@ async def test_health_follows_the_engine(observed):
         await it.server.start()
         it.connect()
         seen: list[int] = []
-
-        async def watch() -> None:
-            stub = health_pb2_grpc.HealthStub(it.channel)
-            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
-                seen.append(response.status)  # noqa: PERF401, each at its time
-
-        watching = asyncio.ensure_future(watch())
+        watching = asyncio.ensure_future(it.watch(seen))
         await eventually(lambda: seen == [SERVING])
         it.engine.healthy = False
         await eventually(lambda: seen == [SERVING, NOT_SERVING])
@@ -145,14 +145,8 @@ async def test_a_watcher_that_leaves_takes_no_other_with_it(observed):
     async with world(observed) as it:
         await it.server.start()
         it.connect()
-        stub = health_pb2_grpc.HealthStub(it.channel)
         seen: dict[int, list[int]] = {0: [], 1: []}
-
-        async def watch(number: int) -> None:
-            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
-                seen[number].append(response.status)
-
-        watchers = [asyncio.ensure_future(watch(number)) for number in seen]
+        watchers = [asyncio.ensure_future(it.watch(mine)) for mine in seen.values()]
         await eventually(lambda: seen == {0: [SERVING], 1: [SERVING]})
         watchers[0].cancel()
         await asyncio.sleep(0.2)
@@ -184,13 +178,7 @@ async def test_draining_lets_calls_end_and_takes_no_new_ones(observed):
         flying = asyncio.ensure_future(result(it.stub.Label(LabelRequest(request_id="flying"))))
         await asyncio.wait_for(it.servicer.running.wait(), 5)
         seen: list[int] = []
-
-        async def watch() -> None:
-            stub = health_pb2_grpc.HealthStub(it.channel)
-            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
-                seen.append(response.status)  # noqa: PERF401, each at its time
-
-        watching = asyncio.ensure_future(watch())
+        watching = asyncio.ensure_future(it.watch(seen))
         await eventually(lambda: seen == [SERVING])
         draining = asyncio.ensure_future(it.server.drain())
         await eventually(lambda: seen == [SERVING, NOT_SERVING])
