@@ -17,7 +17,7 @@ from loadtest.gpu_load import latencies, load, some, steps
 from loadtest.gpu_setup import FRAMES, Service, Setup, close_all, free_mib, job_of, jobs_of
 from loadtest.utilisation import Utilisation
 from server.engine import Engine
-from server.memory_budget import MemoryBudget
+from server.gpu_engine import GpuEngine
 
 IN_FLIGHT = (1, 4, 8, 16, 32)
 GOAL_IN_FLIGHT = 16
@@ -139,8 +139,7 @@ async def memory(setup: Setup) -> dict[str, Any]:
 
 def budget(service: Service) -> dict[str, Any] | None:
     """The plan of the GPU's memory beside what is taken now; None for an engine on a CPU."""
-    told_at_start = getattr(getattr(service.engine, "_started", None), "args", ())
-    plan = next((each for each in told_at_start if isinstance(each, MemoryBudget)), None)
+    plan = service.engine.budget if isinstance(service.engine, GpuEngine) else None
     if plan is None:
         return None
     return {

@@ -13,10 +13,11 @@ from models.policy import DEFAULT_POLICY, Policy
 from server.config import Config
 from server.engine import Engine
 from server.engine_factory import make_engine
+from server.engine_stats import WorkerStats
 from server.lifecycle import Parts, StartError
 from server.nvtx import ranges_of
 from server.pipeline import Pipeline
-from server.readings import WorkerStats, worker_readings
+from server.readings import worker_readings
 from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 

@@ -100,6 +100,16 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One kind of worker process: how many live, how many there should be, how many were replaced."""
+
+    worker: str
+    alive: int
+    wanted: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """An engine at one moment. Where the engine is another process, that process tells it, and the proxy gives an empty one.
 
@@ -109,5 +119,6 @@ class EngineStats:
     queues: tuple[QueueStats, ...] = ()
     batches: tuple[BatchStats, ...] = ()
     pools: tuple[PoolStats, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
     healthy: bool = True
     pci_bus_id: str = ""

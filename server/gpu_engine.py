@@ -29,7 +29,9 @@ from server.degradation import Degradation, DegradationReason
 from server.engine import DecoderState, EngineInfo, EngineJob, EngineResult, FrameOutcome, HardwareFormat
 from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
 from server.gpu_watch import GpuWatch
+from server.head_process.process import HeadProcess
 from server.job_work import cause, found_config, skipped, told, without
+from server.memory_budget import MemoryBudget
 from server.timing import StepTiming
 
 
@@ -191,8 +193,9 @@ class GpuEngine:
     What the hardware refuses as a whole is decoded by `software`'s decoders and uploaded; what it cannot decode of a stream, by
     the factory's own software. The ensemble starts first: its CUDA graphs are captured while no decoder works, and none is
     captured later. A call's pictures spread over `decoders_per_call` decoders at most: with a few, the first pictures are with
-    the models sooner than with one for each. `started` is called once everything is there (to compare the memory that is used
-    with what was planned).
+    the models sooner than with one for each; over fewer while `busy_decoders` are at work. `budget` is what was planned of the
+    GPU's memory, to be compared with what is used once everything is there; `heads` the process that reads for the ensemble,
+    which lives as long as this engine.
     """
 
     def __init__(
@@ -207,7 +210,8 @@ class GpuEngine:
         busy_decoders: int = 8,
         pci_bus_id: str = "",
         thumbnail_threads: int = 2,
-        started: Callable[[], None] = lambda: None,
+        budget: MemoryBudget | None = None,
+        heads: HeadProcess | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.ensemble = ensemble
@@ -223,7 +227,8 @@ class GpuEngine:
             HardwareFormat(codec, depth, chroma, bounds.width, bounds.height)
             for (codec, depth, chroma), bounds in factory.capabilities.items()
         )
-        self._started = started
+        self.budget = budget
+        self._heads = heads
         self._ended = ended
         self._preprocessor = Preprocessor()
         self._thumbnails = ThreadPoolExecutor(thumbnail_threads, thread_name_prefix="thumbnails")
@@ -237,7 +242,10 @@ class GpuEngine:
         await self.ensemble.start()
         await asyncio.gather(self._pool.start(), self._software.start())
         self._watch.start()
-        self._started()
+        if self._heads is not None:
+            self._heads.start()
+        if self.budget is not None:
+            self.budget.report()
 
     @property
     def healthy(self) -> bool:
@@ -264,6 +272,7 @@ class GpuEngine:
             queues=QueueStats.of_device(models),
             batches=BatchStats.of_device(models),
             pools=tuple(PoolStats.of(pool.snapshot()) for pool in (self._pool, self._software)),
+            workers=() if self._heads is None else (self._heads.stats(),),
             healthy=self.healthy,
             pci_bus_id=self._pci_bus_id,
         )
@@ -304,6 +313,8 @@ class GpuEngine:
         await asyncio.gather(self._pool.close(), self._software.close())
         self._factory.close()
         await self.ensemble.close()
+        if self._heads is not None:
+            self._heads.close()
         self._thumbnails.shutdown(wait=False, cancel_futures=True)
         self._ended()
 

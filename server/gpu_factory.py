@@ -112,21 +112,10 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         decoders_per_call=settings.decoders_per_call,
         busy_decoders=settings.busy_decoders,
         pci_bus_id=_pci_bus_id(gpu),
-        started=functools.partial(_started, budget, heads),
-        ended=functools.partial(_ended, watch, heads),
+        budget=budget,
+        heads=heads,
+        ended=watch.close,
     )
-
-
-def _started(budget: MemoryBudget, heads: HeadProcess | None) -> None:
-    budget.report()
-    if heads is not None:
-        heads.start()
-
-
-def _ended(watch: StdoutWatch, heads: HeadProcess | None) -> None:
-    watch.close()
-    if heads is not None:
-        heads.close()
 
 
 def _head_process(manifests: Sequence[Manifest], gpu: Gpu) -> HeadProcess:

@@ -245,14 +245,14 @@ WORKERS_WANTED = Instrument(
     Kind.OBSERVED_SUM,
     "{process}",
     "Worker processes that there should be.",
-    {"worker": "index, front, engine"},
+    {"worker": "index, front, engine, heads"},
 )
 WORKER_RESTARTS = Instrument(
     "keyglance.worker.restarts",
     Kind.OBSERVED_COUNTER,
     "{process}",
     "Workers that died, hung or were ended for breaking a limit, and were replaced.",
-    {"worker": "index, front, engine, or the kind of decoder"},
+    {"worker": "index, front, engine, heads, or the kind of decoder"},
 )
 PROCESS_CPU = Instrument("process.cpu.time", Kind.OBSERVED_COUNTER, "s", "Processor time that this process has used.")
 PROCESS_MEMORY = Instrument("process.memory.usage", Kind.OBSERVED_SUM, "By", "Resident memory of this process.")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from server.admission import Admission
 from server.engine import Engine, Priority
-from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats
+from server.engine_stats import BatchStats, EngineStats, PoolStats, QueueStats, WorkerStats
 from server.gpu_readings import GpuReadings
 from server.metrics import (
     BATCH_FRAMES,
@@ -36,16 +35,6 @@ from server.metrics import (
     Reading,
 )
 from server.receive_budget import ReceiveBudget
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """One kind of worker process: how many live, how many there should be, how many were replaced."""
-
-    worker: str
-    alive: int
-    wanted: int
-    restarts: int
 
 
 def calls_readings(admission: Admission, budget: ReceiveBudget) -> Iterator[Reading]:
@@ -95,6 +84,7 @@ def engine_readings(stats: EngineStats) -> Iterator[Reading]:
         yield from _pool_readings(pool)
     for batches in stats.batches:
         yield from _batch_readings(batches)
+    yield from worker_readings(stats.workers)
 
 
 def queue_readings(queue: QueueStats) -> Iterator[Reading]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from server import port_file as port_files
 from server.config import Config
 from server.engine_process.supervisor import Supervisor, engine_count
+from server.engine_stats import WorkerStats
 from server.lifecycle import end_telemetry
-from server.readings import WorkerStats, worker_readings
+from server.readings import worker_readings
 from server.stopping import stop_on_signals
 from server.telemetry import Telemetry
 

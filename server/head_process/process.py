@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -20,6 +19,7 @@ from models.manifest import Manifest
 from models.result import FrameResult
 from models.spec import Placement
 from server.engine_process import codec
+from server.engine_stats import WorkerStats
 from server.head_process import messages
 from server.head_process.shared_results import SharedResults
 
@@ -30,7 +30,7 @@ _LEAST = 16
 
 
 class HeadProcess:
-    """One process that reads results out of `memory`; it is started anew, `pause` seconds later, when it is gone.
+    """One process that reads results out of `memory`; where it ends it is started anew, `pause` seconds later.
 
     Batches of at least `least` pictures are for it. One that it does not answer within `patience` seconds ends it. Whatever it
     does not read, nobody has read: `read` says so, and the heads do it themselves. `read` is for one thread at a time.
@@ -54,11 +54,12 @@ class HeadProcess:
         self._pause = pause
         self._least = least
         self._module = module
-        self._lock = threading.Lock()  # between `close` and all else
+        self._lock = threading.Lock()  # over what follows
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._started = self._ready = self._closed = False
-        self._again = 0.0  # when it may be started anew
+        self._ready = False
+        self._keeper: threading.Thread | None = None
+        self._closed = threading.Event()
         self.restarts = 0
 
     def head(self, manifest: Manifest) -> Head:
@@ -66,24 +67,10 @@ class HeadProcess:
         return _HeadElsewhere(self, manifest)
 
     def start(self) -> None:
-        """Starts it, and does not wait until it is ready. The memory must be allocated."""
-        with self._lock:
-            if self._closed or self._process is not None:
-                return
-            self._started = True
-            ours, theirs = Pipe()
-            # In memory too: where the process does not read, nobody waits to get rid of what it is sent.
-            with theirs, SharedBytes.of([messages.encode_manifests(self._manifests)], "models") as models:
-                parts = ((models.fd, models.size), *self.memory.parts)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), *(f"{fd}:{size}" for fd, size in parts)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), *(fd for fd, _ in parts)),
-                    start_new_session=True,
-                )
-            self._connection = ours
-            self._ready = False
+        """Has it started, and does not wait until it is ready. The memory must be allocated."""
+        if self._keeper is None and not self._closed.is_set():
+            self._keeper = threading.Thread(target=self._keep, name="head process", daemon=True)
+            self._keeper.start()
 
     @property
     def pid(self) -> int | None:
@@ -97,47 +84,77 @@ class HeadProcess:
         with self._lock:
             return self._is_ready()
 
+    def stats(self) -> WorkerStats:
+        """How it stands."""
+        return WorkerStats("heads", int(self._process is not None), 1, self.restarts)
+
     def read(
         self, model: str, outputs: Mapping[str, NDArray[Any]], placements: Sequence[Placement]
     ) -> list[FrameResult | ValueError] | None:
-        """What it finds in a batch, as `Head.read_batch`; None where it is not there, or the outputs are not in its memory."""
+        """What it finds in a batch, as `Head.read_batch`. None where the batch is not for it, its outputs are not in its memory,
+        or it is not there.
+        """
+        if len(placements) < self._least:
+            return None
         with self._lock:
             try:
-                if not self._is_ready():
-                    return None
+                told = self._located(outputs) if self._is_ready() else None
                 connection = self._connection
-                assert connection is not None
-                told = self._located(outputs)
-                if told is None:
+                if told is None or connection is None:
                     return None
                 connection.send_bytes(messages.encode_batch(model, told, placements))
                 if not connection.poll(self._patience):
                     raise TimeoutError(f"no answer within {self._patience:g} s")
-                return messages.decode_results(model, connection.recv_bytes(), self._names)
+                found = messages.decode_results(model, connection.recv_bytes(), self._names)
+                if len(found) != len(placements):
+                    raise ValueError(f"{len(found)} results for {len(placements)} pictures")
+                return found
             except (OSError, EOFError, ValueError) as error:
                 self._lose(f"{type(error).__name__}: {error}")
         return None
 
-    def is_for(self, placements: Sequence[Placement]) -> bool:
-        """Whether a batch is large enough."""
-        return len(placements) >= self._least
-
-    def revive(self) -> None:
-        """Starts it anew where it is gone and the pause is over."""
-        if self._started and self._process is None and not self._closed and time.monotonic() >= self._again:
-            self.restarts += 1
-            try:
-                self.start()
-            except OSError as error:
-                self._again = time.monotonic() + self._pause
-                _log.warning("the head process cannot be started: %s", error)
-
     def close(self) -> None:
         """Ends it and gives the memory back, to which the GPU must copy nothing more."""
         with self._lock:
-            self._closed = True
-            self._end()
+            self._closed.set()
+            self._hang_up()
+        if self._keeper is not None:
+            self._keeper.join()
+        with self._lock:
             self.memory.close()
+
+    def _keep(self) -> None:
+        """Starts it, waits until it ends, and again, until `close`."""
+        while True:
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                process = self._process = self._started()
+            code = None if process is None else process.wait()
+            with self._lock:
+                self._process = None
+                self._lose(f"it ended with code {code}")
+            if self._closed.wait(self._pause):
+                return
+            self.restarts += 1
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        ours, theirs = Pipe()
+        self._connection, self._ready = ours, False
+        # In memory too: where the process does not read, nobody waits to get rid of what it is sent.
+        with theirs, SharedBytes.of([messages.encode_manifests(self._manifests)], "models") as models:
+            parts = ((models.fd, models.size), *self.memory.parts)
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), *(f"{fd}:{size}" for fd, size in parts)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *(fd for fd, _ in parts)),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                _log.warning("the head process cannot be started: %s", error)
+                return None
 
     def _is_ready(self) -> bool:
         connection = self._connection
@@ -158,19 +175,18 @@ class HeadProcess:
         return told
 
     def _lose(self, why: str) -> None:
-        _log.warning("the head process is lost, the engine reads results itself meanwhile: %s", why)
-        self._again = time.monotonic() + self._pause
-        self._end()
+        """Once for each process: whoever finds it lost first says so, and ends it."""
+        if self._connection is not None:
+            _log.warning("the head process is lost, the engine reads results itself meanwhile: %s", why)
+            self._hang_up()
 
-    def _end(self) -> None:
-        self._ready = False
+    def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
-        process, self._process = self._process, None
+        self._ready = False
         if connection is not None:
             connection.close()
-        if process is not None:
-            process.kill()  # it holds nothing
-            process.wait()
+        if self._process is not None:
+            self._process.kill()  # it holds nothing, and whoever keeps it waits for its end
 
     def __repr__(self) -> str:
         return f"<HeadProcess {self.pid or 'not there'}, {self.restarts} restarts>"
@@ -190,9 +206,5 @@ class _HeadElsewhere:
 
     def read_batch(self, outputs: Mapping[str, NDArray[Any]], placements: Sequence[Placement]) -> list[FrameResult | ValueError]:
         """As `Head.read_batch`."""
-        if self._process.is_for(placements):
-            found = self._process.read(self._name, outputs, placements)
-            if found is not None and len(found) == len(placements):
-                return found
-            self._process.revive()
-        return self._head.read_batch(outputs, placements)
+        found = self._process.read(self._name, outputs, placements) if placements else None
+        return self._head.read_batch(outputs, placements) if found is None else found

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,11 @@ from keyglance.video import Orientation, StreamConfig
 from models.device_ensemble import DeviceEnsemble
 from server.degradation import DegradationReason
 from server.engine import EngineJob, EngineResult
+from server.engine_stats import WorkerStats
 from server.gpu_engine import GpuEngine
+from server.head_process.process import HeadProcess
+from server.head_process.shared_results import SharedResults
+from server.readings import engine_readings
 from tests.models.fake_runners import CountedLease, FakeFence, FakeRunner, grey, on_gpu, runner_manifest
 
 CONFIG = StreamConfig("h264", 64, 48)
@@ -138,7 +143,7 @@ def level_of(sample: int, config: StreamConfig) -> Picture:
 
 
 @asynccontextmanager
-async def bench(script: FakeScript | None = None, *, limit: int = 3, **rest: int) -> AsyncIterator[Bench]:
+async def bench(script: FakeScript | None = None, *, limit: int = 3, **rest: Any) -> AsyncIterator[Bench]:
     script = script or FakeScript(picture=level_of)
     gpu = FakeGpu(script=script, kind="nvdec", refused={"av1": "this GPU does not decode av1"})
     pool = DecoderPool(factory=gpu, limit=limit, size_classes=(64, 2048))
@@ -324,6 +329,22 @@ async def test_a_deadline_between_units_is_kept() -> None:
         with pytest.raises(DeadlineExceeded):
             await b.engine.run(job(20, deadline=time.monotonic() + 0.12))
         await b.assert_quiet()
+
+
+async def test_the_process_that_reads_for_it_lives_as_long_as_it() -> None:
+    heads = HeadProcess([], SharedResults(), module="server.head_process.child")
+    async with bench(heads=heads) as b:
+        assert b.engine.stats().workers[0].worker == "heads"
+        for _ in range(500):
+            if heads.ready:
+                break
+            await asyncio.sleep(0.02)
+        assert b.engine.stats().workers == (WorkerStats("heads", 1, 1, 0),)
+        told = [
+            (each.instrument.name, each.value) for each in engine_readings(b.engine.stats()) if "heads" in each.labels.values()
+        ]
+        assert told == [("keyglance.workers", 1), ("keyglance.workers.wanted", 1), ("keyglance.worker.restarts", 0)]
+    assert heads.stats() == WorkerStats("heads", 0, 1, 0)
 
 
 async def test_what_it_says_of_itself() -> None:

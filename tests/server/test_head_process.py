@@ -21,6 +21,7 @@ from models.manifest import Manifest
 from models.repository import ModelRepository
 from models.result import FrameResult
 from models.spec import Placement
+from server.engine_stats import WorkerStats
 from server.head_process.process import HeadProcess
 from server.head_process.shared_results import SharedResults
 
@@ -142,22 +143,26 @@ def test_before_it_is_started_heads_read_themselves_and_start_nothing() -> None:
     assert bench.process.pid is None
 
 
-def test_small_batches_are_read_here() -> None:
-    bench = Bench(least=3)
+def test_small_batches_are_read_here(bench: Bench) -> None:
+    manifest = bench.manifests[0]
+    outputs = bench.outputs(manifest, 1, MOST)
+    few = HeadProcess(bench.manifests, bench.memory, least=MOST + 1)
+    assert few.read(manifest.name, outputs, [PLACEMENT] * MOST) is None
+    assert len(few.head(manifest).read_batch(outputs, [PLACEMENT] * MOST)) == MOST
+    assert bench.process.read(manifest.name, outputs, [PLACEMENT] * MOST) is not None
+
+
+def test_a_process_that_dies_while_nothing_is_read_comes_back_too() -> None:
+    bench = Bench(pause=0.0)
     bench.process.start()
     bench.ready()
-    asked: list[int] = []
-    read = bench.process.read
-
-    def counted(model: str, outputs: Any, placements: Any) -> Any:
-        asked.append(len(placements))
-        return read(model, outputs, placements)
-
-    bench.process.read = counted  # type: ignore[method-assign]
-    for count in range(1, 5):
-        assert len(bench.heads[NAMES[0]].read_batch(bench.outputs(bench.manifests[0], 1, count), [PLACEMENT] * count)) == count
-    assert asked == [3, 4]
+    first = bench.process.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: bench.process.restarts == 1)
+    bench.ready()
     bench.process.close()
+    assert bench.process.stats() == WorkerStats("heads", 0, 1, 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -173,8 +178,9 @@ def test_a_process_that_is_gone_or_does_not_answer_costs_no_batch_and_comes_back
     os.kill(first, how)
     for _ in range(2):
         assert told(bench.heads[manifest.name].read_batch(outputs, placements)) == expected
-    assert bench.process.restarts == 1
+    until(lambda: bench.process.restarts == 1)
     bench.ready()
+    assert bench.process.stats() == WorkerStats("heads", 1, 1, 1)
     assert bench.process.pid not in (None, first)
     there = bench.process.read(manifest.name, outputs, placements)
     assert there is not None
@@ -190,8 +196,10 @@ def test_a_process_that_cannot_start_is_not_waited_for() -> None:
     bench = Bench(pause=3600.0, module="server.head_process.not_there")
     bench.process.start()
     outputs, placements = bench.outputs(bench.manifests[0], 5, 3), [PLACEMENT] * 3
-    until(lambda: len(bench.heads[NAMES[0]].read_batch(outputs, placements)) == 3 and bench.process.pid is None)
-    assert bench.process.restarts == 0  # not before the pause is over
+    until(lambda: bench.process.pid is not None)
+    until(lambda: bench.process.pid is None)
+    assert len(bench.heads[NAMES[0]].read_batch(outputs, placements)) == 3
+    assert bench.process.stats() == WorkerStats("heads", 0, 1, 0)  # not again before the pause is over
     bench.process.close()
 
 

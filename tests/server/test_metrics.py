@@ -32,14 +32,13 @@ from server.admission import Admission
 from server.config import Config
 from server.degradation import DegradationReason
 from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome, Priority
-from server.engine_stats import PRIORITIES, BatchStats, EngineStats, PoolStats, QueueStats
+from server.engine_stats import PRIORITIES, BatchStats, EngineStats, PoolStats, QueueStats, WorkerStats
 from server.gpu_readings import GpuReadings
 from server.metrics import INSTRUMENTS, Kind, Metrics, Reading
 from server.metrics_document import document
 from server.pipeline import Pipeline
 from server.readings import (
     EngineSource,
-    WorkerStats,
     calls_readings,
     engine_readings,
     worker_readings,
