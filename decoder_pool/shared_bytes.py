@@ -22,7 +22,7 @@ from typing import Self
 #: Bytes that are copied under the interpreter's lock: giving it away and getting it back from other decoders' threads takes
 #: longer than copying as many.
 _COPIED_HERE = 1 << 18
-#: One by one pages come with a fault each; where nothing else is known, they do.
+#: Pages that are mapped one by one cost a fault each; systems without MAP_POPULATE have no other way.
 _AT_ONCE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
