@@ -371,7 +371,7 @@ class OverloadSection(_Section):
 
     least_calls: int = Field(
         default=0,
-        description="Calls worked on at once at the least; 0: 4, on a GPU 12 of all fronts (two batches).",
+        description="Calls worked on at once at the least, in each front; 0: 4, on a GPU 12 (two batches), shared by all fronts.",
         ge=0,
     )
     most_calls: PositiveInt = Field(

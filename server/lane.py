@@ -17,7 +17,6 @@ from server.waiting_room import Waiter, WaitingRoom
 
 #: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
 _SHORT = 0.5
-_LEAST_ROOM = 4
 #: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
 _MUCH_LESS = 0.75
 #: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.
@@ -36,7 +35,7 @@ class Lane:
 
     As long as no call of a priority has to be refused, its calls may wait for as long as their deadlines allow. Where some must
     be refused in any case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is
-    short for this priority: it counts who waits that is as urgent or more.
+    short for this priority, `least_room` places at the least: it counts who waits that is as urgent or more.
 
     `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
     refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
@@ -48,6 +47,7 @@ class Lane:
         limit: ConcurrencyLimit,
         *,
         waiting: int,
+        least_room: int,
         settle: float,
         clock: Callable[[], float],
         refused: Refused = lambda reason, priority: None,
@@ -55,6 +55,7 @@ class Lane:
         self.name = name
         self.limit = limit
         self.longest_room = waiting
+        self._least_room = least_room
         self.serving = 0
         self.times = ServiceTimes()
         self._room: WaitingRoom[asyncio.Future[None]] = WaitingRoom()
@@ -73,7 +74,7 @@ class Lane:
         """Calls of this or a more urgent priority that may wait now."""
         if not self._loads[priority].strained:
             return self.longest_room
-        return min(self.longest_room, max(_LEAST_ROOM, int(self.limit.value * _SHORT)))
+        return min(self.longest_room, max(self._least_room, int(self.limit.value * _SHORT)))
 
     def waiting(self, priority: Priority | None = None) -> int:
         """Calls that wait, of one priority or of all."""

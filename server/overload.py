@@ -20,6 +20,8 @@ from server.urgency import Urgency
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
 #: The fewest: where a third of the time is waiting for the batch before, measured times alone might let batches run half empty.
 _LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 12, 2
+#: Places of a short room at the least.
+_LEAST_ROOM = 4
 #: Of so many calls one is being read.
 _ON_THEIR_WAY = 16
 
@@ -94,7 +96,8 @@ class Overload:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
         most = settings.most_calls
-        least = min(settings.least_calls or (-(-_LEAST_ON_GPU // fronts) if on_gpu else _LEAST), most)
+        # What all fronts should have at the least is shared: else each further one would only make calls wait longer.
+        least = min(settings.least_calls or _share(_LEAST_ON_GPU if on_gpu else _LEAST, fronts), most)
         in_software = max(1, min(software_calls, most))
         first = min(max(_FIRST // fronts, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
@@ -114,6 +117,7 @@ class Overload:
                 name,
                 ConcurrencyLimit(first=first, least=low, most=high, headroom=settings.headroom),
                 waiting=waiting,
+                least_room=_share(_LEAST_ROOM, fronts),
                 settle=settings.settle,
                 clock=clock,
                 refused=lambda reason, priority, name=name: refused(name, reason, priority),  # type: ignore[misc]
@@ -159,3 +163,8 @@ class Overload:
     def __repr__(self) -> str:
         lanes = ", ".join(repr(lane) for lane in self.lanes.values())
         return f"<Overload {lanes}, {self.steps!r}>"
+
+
+def _share(of_all: int, fronts: int) -> int:
+    """One front's part, of which every one has some."""
+    return -(-of_all // fronts)

@@ -112,18 +112,25 @@ def test_the_room_never_reaches_the_limit_on_all_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "least", "first"),
+    ("engine", "least", "first", "room"),
     [
-        ({}, 4, 16),
-        ({"on_gpu": True}, 12, 16),
-        ({"on_gpu": True, "fronts": 2}, 6, 8),
-        ({"on_gpu": True, "fronts": 8}, 2, 2),
-        ({"fronts": 8}, 4, 4),
+        ({}, 4, 16, 4),
+        ({"on_gpu": True}, 12, 16, 4),
+        ({"fronts": 2}, 2, 8, 2),
+        ({"on_gpu": True, "fronts": 2}, 6, 8, 2),
+        ({"on_gpu": True, "fronts": 8}, 2, 2, 1),
+        ({"fronts": 8}, 1, 2, 1),
     ],
 )
-def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, first: int) -> None:
-    limit = Overload(**engine).lanes[LaneName.MAIN].limit
+def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, first: int, room: int) -> None:
+    lane = Overload(**engine).lanes[LaneName.MAIN]
+    limit = lane.limit
     assert (limit.least, limit.value) == (least, first)
+    lane.overrun(Priority.NORMAL)  # strained: the room is short
+    while limit.value > least:
+        for _ in range(64):
+            limit.observe(1.0, 0.99, short=True)
+    assert lane.room(Priority.NORMAL) == max(room, least // 2)
     given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
     assert (given.least, given.value, given.most) == (3, 3, 3)
 
