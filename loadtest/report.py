@@ -52,12 +52,20 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit measured, with `-dirty` behind it where tracked files were changed; None outside a Git checkout."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    """The commit measured, with `-dirty` behind it where tracked files were changed, results left out, which change as they are
+    measured; None outside a Git checkout.
+    """
+    folder = Path(__file__).parent
     try:
-        answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+        name = _git("describe", "--always", "--abbrev=12", "--exclude=*", folder=folder)
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results", folder=folder)
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str, folder: Path) -> str:
+    answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     return answer.stdout.strip()
 
 

@@ -44,7 +44,7 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
     rows = []
     if Hardware.of(told).gpu and (limit := ceiling(results)) is not None:
         share = best(told)["frames_per_s"] / limit
-        what = f"the server saturated through gRPC{_fronts(told)}, as a share of decoders alone or models alone"
+        what = f"the server saturated through gRPC{_by_fronts(told)}, as a share of decoders alone or models alone"
         value = f"{share:.2f} ({peak(told)})"
         rows.append((what, f"at least {GOAL_SHARE:g}", value, verdict(share >= GOAL_SHARE, f"{GOAL_SHARE - share:.2f}")))
     for line in told["goals"]:
@@ -66,15 +66,20 @@ def _fronts(told: Figures) -> str:
     for setting in told["generator"]["settings"]:
         name, _, count = setting.partition("=")
         if name == "server.fronts":
-            return f" by {counted(int(count), 'front')}"
+            return counted(int(count), "front")
     return ""
+
+
+def _by_fronts(told: Figures) -> str:
+    return f" by {fronts}" if (fronts := _fronts(told)) else ""
 
 
 def sections(results: Results) -> Iterator[Section]:
     """For docs/performance.md."""
     for name, told in results.with_key("closed_loop"):
         where = Hardware.of(told).gpu or f"{told['environment']['cores']} cores"
-        yield Section(f"Saturation and overload: {where}", name, told, _saturation(name, told, results))
+        with_fronts = ", ".join(filter(None, (where, _fronts(told))))
+        yield Section(f"Saturation and overload: {with_fronts}", name, told, _saturation(name, told, results))
     for key, title, lines in (
         ("poisson", "A mix of callers", load_report.poisson),
         ("drain", "The end at full load", load_report.drain),
@@ -94,7 +99,7 @@ def _saturation(name: str, told: Figures, results: Results) -> list[str]:
     by_class = ", ".join(f"{one['name']} ({one['request_bytes'] / 1e6:.2f} MB a call)" for one in told["mix"])
     generator = told["generator"]
     lines = [
-        f"Calls of the mix {by_class}, by {generator['processes']} generator processes over "
+        f"Calls of the mix {by_class}, by {counted(generator['processes'], 'generator process', 'generator processes')} over "
         f"{generator['connections']} connections, "
         f"to a server with {', '.join(f'`{each}`' for each in generator['settings']) or 'the defaults'}. A closed "
         "loop: so many "
@@ -156,8 +161,8 @@ def _why(told: Figures, results: Results) -> list[str]:
         )
     if few["answered_ms"] and len(told["closed_loop"]) > 1:
         found.append(
-            f"{few['callers']} callers wait {ms(few['answered_ms']['p50'])} for an answer and bring "
-            f"{percent(few['goodput_per_s'] / told['peak_per_s'])} of the peak already: further ones only wait longer."
+            f"With {counted(few['callers'], 'caller')} an answer takes {ms(few['answered_ms']['p50'])} and the rate is "
+            f"{percent(few['goodput_per_s'] / told['peak_per_s'])} of the peak already: more callers only wait longer."
         )
     if refused := one["by_status"].get("RESOURCE_EXHAUSTED", 0):
         share = refused / one["calls"]
@@ -166,13 +171,15 @@ def _why(told: Figures, results: Results) -> list[str]:
             f"{one['refused_without_retry_info'] or 'none'} without a time to come back."
         )
     if Hardware.of(told).gpu and (ideal := results.get("queue_floor")) is not None:
-        row = min(ideal["floor"]["shares"], key=lambda row: abs(row["rate_per_s"] - told["steady"]["rate_per_s"]))
-        latency = row["latency_ms"]
-        found.append(
-            f"A server that only waited for its models, in batches as dear as those measured alone, would answer "
-            f"{number(row['rate_per_s'])} calls/s with a p50 of {ms(latency['p50'])} and a p99 of {ms(latency['p99'])} "
-            f"({link('queue_floor')}): a lower goal at this load is none for these models on this GPU."
-        )
+        rate = told["steady"]["rate_per_s"]
+        slower = [row for row in ideal["floor"]["shares"] if row["rate_per_s"] <= rate]  # by rate
+        if slower:
+            row, latency = slower[-1], slower[-1]["latency_ms"]
+            found.append(
+                f"A server that only waited for its models, in batches as dear as those measured alone, would answer "
+                f"{number(row['rate_per_s'])} calls/s with a p50 of {ms(latency['p50'])} and a p99 of {ms(latency['p99'])} "
+                f"({link('queue_floor')}); nothing below that can be reached at {number(rate)} with these models on this GPU."
+            )
     if one["answered_ms"]:
         waits = (f"{share} after {ms(one['answered_ms'][name])} or more" for share, name in _SLOW.items())
         found.append(f"Of the calls accepted there half are answered within {ms(one['answered_ms']['p50'])}, {', '.join(waits)}.")
@@ -182,6 +189,6 @@ def _why(told: Figures, results: Results) -> list[str]:
 def capacity(results: Results) -> list[tuple[str, str, str]]:
     """Rows for docs/operations.md: what, how much, file."""
     return [
-        (f"{Hardware.of(told)}: a server saturated through gRPC{_fronts(told)}", f"{peak(told)} a second", name)
+        (f"{Hardware.of(told)}: a server saturated through gRPC{_by_fronts(told)}", f"{peak(told)} a second", name)
         for name, told in results.with_key("closed_loop")
     ]

@@ -75,9 +75,9 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def counted(count: int, noun: str) -> str:
-    """1 front, 2 fronts."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, several: str = "") -> str:
+    """1 front, 2 fronts; `several` where that is more than an s."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def prose(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
