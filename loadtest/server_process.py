@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 _LOG_TAIL_LINES = 60
+_ENGINES = re.compile(r"listening on .*\bengines: (\d+)")
 _HELD = re.compile(r"\b(\d+) (?:waiting|leased|settling|jobs|frames in flight)\b")
 
 
@@ -27,7 +28,8 @@ class ServerFailed(Exception):
 class ServerProcess:
     """`keyglance-server` on a free port; its standard output and error go to `server.out` and `server.err` in `directory`.
 
-    A context manager: entering starts it and waits until health says SERVING, leaving ends it with SIGTERM. `arguments` are
+    A context manager: entering starts it and waits until health says SERVING and every engine is ready (health says so with the
+    first one), leaving ends it with SIGTERM. `arguments` are
     added to its command line, `environment` to this process's environment; the models are those that `make` installed in the
     checkout, if it did and nothing says otherwise.
     """
@@ -70,6 +72,12 @@ class ServerProcess:
         """Where Prometheus can read the metrics of all its processes, HOST:PORT; empty where the configuration names no port."""
         found: list[str] = re.findall(r"metrics (?:of all processes )?on ([^\s\"]+:\d+)", self.errors.read_text(errors="replace"))
         return found[0] if found else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many engine processes have been ready as there are to be; one process has none of them."""
+        log = self.errors.read_text(errors="replace")
+        return log.count("ready: <") >= sum(int(count) for count in _ENGINES.findall(log))
 
     def __enter__(self) -> Self:
         with self.output.open("wb") as output, self.errors.open("wb") as errors:
@@ -139,6 +147,8 @@ class ServerProcess:
             )
             while check(health_pb2.HealthCheckRequest(), timeout=10).status != health_pb2.HealthCheckResponse.SERVING:
                 self._pause(end)
+        while not self.complete:
+            self._pause(end)
 
     def _pause(self, end: float) -> None:
         """Waits a moment. Raises `ServerFailed` where the server is gone or `end` has come."""

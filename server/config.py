@@ -93,9 +93,14 @@ class ServerSection(_Section):
     )
     engines: int = Field(
         default=0,
-        description="Processes beside fronts that decode and infer, each with a GPU of its own from gpu.index on; 0: one a GPU.",
+        description="Processes beside fronts that decode and infer, on GPUs from gpu.index on; 0: engines_per_gpu on each GPU.",
         ge=0,
         le=64,
+    )
+    engines_per_gpu: PositiveInt = Field(
+        default=1,
+        description="Of these processes, how many share a GPU: two get more out of it and take twice its memory. 1 to 8.",
+        le=8,
     )
     heartbeat: Seconds = Field(
         default=5.0,
@@ -108,6 +113,11 @@ class ServerSection(_Section):
     tls_client_ca: OptionalPath = Field(
         default=None, description="PEM file with the authorities of client certificates, which are then demanded."
     )
+
+    @property
+    def sharers(self) -> int:
+        """Processes that have one GPU."""
+        return self.engines_per_gpu if self.fronts else 1
 
     @field_validator("listen")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,10 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
     ]
     for model in models:
         lines += model.lines(settings, model.expected_precision(settings))
-    budget = MemoryBudget(lines, memory_info=functools.partial(_memory_info, gpu), fraction=settings.memory_fraction)
+    sharers = config.server.sharers
+    budget = MemoryBudget(
+        lines, memory_info=functools.partial(_memory_info, gpu), fraction=settings.memory_fraction, sharers=sharers
+    )
     budget.check()
     _log.info("GPU memory planned:\n%s", budget)
     watch = StdoutWatch()
@@ -110,7 +114,7 @@ def gpu_engine(config: Config, tracer: Tracer, gpu: Gpu, device_name: str) -> Gp
         ),
         device_name=device_name,
         decoders_per_call=settings.decoders_per_call,
-        busy_decoders=settings.busy_decoders,
+        busy_decoders=math.ceil(settings.busy_decoders / sharers),
         pci_bus_id=_pci_bus_id(gpu),
         budget=budget,
         heads=heads,

@@ -44,13 +44,17 @@ class MemoryBudget:
 
     `memory_info` gives (free, total) in bytes, as `cudaMemGetInfo` does: of the whole device, so other processes on it count.
     `fraction` is the share of the memory free at the first `check` that may be planned for; the rest is for what needs more than
-    estimated. The lines are for what that first check does not see yet.
+    estimated. Of `sharers` processes on one device, which may start at once, none plans for more than its part of the whole
+    memory, since what is free then the others want as well. The lines are for what that first check does not see yet.
     """
 
-    def __init__(self, lines: Iterable[BudgetLine], *, memory_info: Callable[[], tuple[int, int]], fraction: float) -> None:
+    def __init__(
+        self, lines: Iterable[BudgetLine], *, memory_info: Callable[[], tuple[int, int]], fraction: float, sharers: int = 1
+    ) -> None:
         self._lines = {line.name: line for line in lines}
         self._memory_info = memory_info
         self._fraction = fraction
+        self._sharers = sharers
         self._free: int | None = None  # before anything of the plan was there
 
     @property
@@ -69,12 +73,14 @@ class MemoryBudget:
 
     def check(self) -> None:
         """Raises `BudgetExceeded` where the plan does not fit what was free at the first call."""
+        free, total = self._memory_info()
         if self._free is None:
-            self._free = self._memory_info()[0]
-        if self.planned > (allowed := int(self._free * self._fraction)):
+            self._free = free
+        room, whose = min((self._free, "free"), (total // self._sharers, f"for each of {self._sharers} processes"))
+        if self.planned > (allowed := int(room * self._fraction)):
             raise BudgetExceeded(
                 f"the GPU's memory does not suffice: {_shown(self.planned)} are planned, {_shown(allowed)} may be "
-                f"({self._fraction:g} of {_shown(self._free)} free, gpu.memory_fraction)\n{self}\n{self._advice()}"
+                f"({self._fraction:g} of {_shown(room)} {whose}, gpu.memory_fraction)\n{self}\n{self._advice()}"
             )
 
     def used(self) -> int:
@@ -83,7 +89,7 @@ class MemoryBudget:
 
     def report(self) -> None:
         """Logs what is planned beside what is used, once all of it is there; a warning where it is more than planned."""
-        used, planned = self.used(), self.planned
+        used, planned = self.used(), self.planned * self._sharers  # what the others take is in it
         if used > planned:
             _log.warning(
                 "GPU memory: %s used, more than the %s planned: another process may have taken some, or an estimate is too low",

@@ -316,8 +316,7 @@ def _one_model(found: Figures, results: Results) -> list[str]:
         f"times for each picture{f', between {count} threads of decoders' if count else ''}, the thread that infers "
         "and the event loop. "
         "This is read from the figures above; no profile was taken. What would help is less Python for each picture, "
-        "or several engine "
-        "processes on one GPU, which the server does not do yet.",
+        "or several engine processes on one GPU (`server.engines_per_gpu`).",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Several engines as one: each job goes to the one with the least to do."""
+"""Several engines as one: each job goes where the least is to do."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from server.engine_stats import EngineStats
 
 
 class EngineGroup:
-    """`Engine` over one engine process a device. All have the same models; one that comes with others is not used.
+    """`Engine` over engine processes, `sharers` in a row on one device. One that has other models is not used.
 
-    The load of an engine is the number of pictures in flight there from this front. A lost engine gets no jobs; the group is
-    healthy as long as one engine is.
+    A job goes to the device with the fewest pictures in flight from this front, and there to the engine with the fewest. A lost
+    engine gets no jobs; the group is healthy as long as one engine is.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, sharers: int = 1) -> None:
         self.engines: Sequence[RemoteEngine] = tuple(
             RemoteEngine(f"engine-{number}", refuses=self._refuses) for number in range(count)
         )
+        self._sharers = sharers
         self._first: EngineInfo | None = None
         self._turn = 0
 
@@ -56,12 +57,13 @@ class EngineGroup:
 
     def info(self) -> EngineInfo:
         """What all engines are together; those that have not yet said anything are left out."""
-        infos = [engine.info() for engine in self.engines if engine.known.is_set()]
+        by_number = {number: engine.info() for number, engine in enumerate(self.engines) if engine.known.is_set()}
+        infos = tuple(by_number.values())
         if not infos or self._first is None:
             raise RuntimeError("no engine has said yet what it is")
         if len(infos) == 1:
             return infos[0]
-        devices = ", ".join(info.device for info in infos)
+        devices = ", ".join({number // self._sharers: info.device for number, info in by_number.items()}.values())
         decoders = tuple(decoders for info in infos for decoders in info.decoders)
         return EngineInfo(devices, self._first.models, decoders, hardware=infos[0].hardware)
 
@@ -70,7 +72,7 @@ class EngineGroup:
         return EngineStats(healthy=self.healthy)
 
     async def run(self, job: EngineJob) -> EngineResult:
-        """Has the job done by the healthy engine with the least to do."""
+        """Has the job done by a healthy engine, where the least is to do."""
         engine = self._least_loaded()
         if engine is None:
             raise WorkerLost("no engine is there now, one is being started", retry_after=1.0)
@@ -92,8 +94,15 @@ class EngineGroup:
     def _least_loaded(self) -> RemoteEngine | None:
         count = len(self.engines)
         self._turn = (self._turn + 1) % count  # idle ones take turns
-        order = [self.engines[(self._turn + step) % count] for step in range(count)]
-        return min((engine for engine in order if engine.healthy), key=lambda engine: engine.pictures, default=None)
+        by_device: dict[int, int] = {}
+        for number, engine in enumerate(self.engines):
+            device = number // self._sharers
+            by_device[device] = by_device.get(device, 0) + engine.pictures
+        order = [(self._turn + step) % count for step in range(count)]
+        healthy = [number for number in order if self.engines[number].healthy]
+        if not healthy:
+            return None
+        return self.engines[min(healthy, key=lambda one: (by_device[one // self._sharers], self.engines[one].pictures))]
 
     def _refuses(self, info: EngineInfo) -> str | None:
         if self._first is None:

@@ -27,7 +27,7 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
     """Serves gRPC over the engines that the supervisor connects, until it is told to end; then drains."""
     config = settings.config
     console = sys.stderr if config.telemetry.console else None
-    engines = EngineGroup(settings.engines)
+    engines = EngineGroup(settings.engines, sharers=config.server.sharers)
     child.listen(engines.attach)
     if await first_of(engines.known(), child.ending.wait()) == 1:
         await engines.close()

@@ -202,8 +202,8 @@ class Supervisor:
 
 
 def engine_config(config: Config, number: int) -> Config:
-    """The configuration of an engine process: each has a GPU of its own."""
-    gpu = config.gpu.model_copy(update={"index": config.gpu.index + number})
+    """The configuration of an engine process: which GPU it has, alone or with its neighbours."""
+    gpu = config.gpu.model_copy(update={"index": config.gpu.index + number // config.server.engines_per_gpu})
     return config.model_copy(update={"gpu": gpu})
 
 
@@ -218,12 +218,12 @@ def front_config(config: Config, address: str) -> Config:
 
 
 def engine_count(config: Config) -> int:
-    """How many engines there are to be: as many as `server.engines` says, or one for each GPU, at least one."""
+    """How many engines there are to be: as many as `server.engines` says, or `server.engines_per_gpu`, one without a GPU."""
     if config.server.engines:
         return config.server.engines
     if config.engine.device == "cpu" or importlib.util.find_spec("cupy") is None:
         return 1
-    return max(1, _gpus() - config.gpu.index)
+    return max(1, (_gpus() - config.gpu.index) * config.server.engines_per_gpu)
 
 
 _COUNT = """

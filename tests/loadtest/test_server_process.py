@@ -39,6 +39,17 @@ def test_where_the_metrics_are(tmp_path: Path) -> None:
     assert server.metrics == "[::1]:9465"
 
 
+def test_a_server_is_complete_once_every_engine_was_ready(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    server.errors.write_text("INFO server.lifecycle: listening on 127.0.0.1:50051, ready\n")
+    assert server.complete, "it has no engine processes"
+    lines = "[engine-1] ready: <GpuEngine>\nINFO listening on 127.0.0.1:50051, fronts: 3, engines: 2\n"
+    server.errors.write_text(lines)
+    assert not server.complete
+    server.errors.write_text(lines + '{"process": "engine-0", "message": "ready: <GpuEngine>"}\n')
+    assert server.complete
+
+
 def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environment={"KEYGLANCE_SERVER__GRACE": "soon"})
     with pytest.raises(ServerFailed, match=r"exit code 2\n.*grace"), server:

@@ -385,10 +385,10 @@ async def test_a_frame_larger_than_allowed_is_not_sent():
 class Group:
     """Several engines of one process and a group over them."""
 
-    def __init__(self, *engines: ScriptedEngine) -> None:
+    def __init__(self, *engines: ScriptedEngine, sharers: int = 1) -> None:
         self.engines = engines
         self.hosts = [EngineHost(engine) for engine in engines]
-        self.group = EngineGroup(len(engines))
+        self.group = EngineGroup(len(engines), sharers=sharers)
 
     def connect(self, number: int) -> None:
         ours, theirs = pair()
@@ -422,6 +422,19 @@ async def test_jobs_go_where_the_fewest_pictures_are():
         await eventually(lambda: not any(engine.running for engine in it.engines))
 
 
+async def test_of_several_engines_on_a_device_the_device_with_the_fewest_pictures_comes_first():
+    async with Group(*(ScriptedEngine(lambda job: asyncio.sleep(60)) for _ in range(4)), sharers=2) as it:
+        calls = []
+        for pictures in (10, 4, 4, 1, 1):  # the last ones go where the first is not, though an engine beside it is idle
+            calls.append(asyncio.create_task(run(it.group, job(pictures))))
+            await asyncio.sleep(0.02)
+        loads = [sum(len(job.units) for job in engine.jobs) for engine in it.engines]
+        assert sorted((sorted(loads[:2]), sorted(loads[2:]))) == [[0, 10], [5, 5]]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_idle_engines_take_turns():
     async with Group(ScriptedEngine(), ScriptedEngine()) as it:
         for _ in range(10):
@@ -450,6 +463,13 @@ async def test_all_engines_are_told():
         assert info.device == "scripted, scripted"
         assert info.models == MANIFESTS
         assert [state.decoders for state in info.decoders] == [2, 3]
+
+
+async def test_a_device_with_several_engines_is_told_once():
+    async with Group(*(ScriptedEngine(decoders=count) for count in (1, 2, 3)), sharers=2) as it:
+        info = it.group.info()
+        assert info.device == "scripted, scripted"
+        assert [state.decoders for state in info.decoders] == [1, 2, 3]
 
 
 async def test_an_engine_with_other_models_is_not_used():

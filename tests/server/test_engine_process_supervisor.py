@@ -498,6 +498,8 @@ def test_each_process_has_its_own_configuration():
     assert front.server.reuse_port
     assert front.receive.budget == given.receive.budget // 4
     assert engine_config(given, 3).gpu.index == given.gpu.index + 3
+    shared = config(engines_per_gpu=2)
+    assert [engine_config(shared, number).gpu.index for number in range(5)] == [0, 0, 1, 1, 2]
     assert not front_config(config(listen="unix:/x", fronts=1), "unix:/x").server.reuse_port
 
 
@@ -505,16 +507,19 @@ def test_how_many_engines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(supervisors, "_gpus", lambda: 4)
     monkeypatch.setattr(supervisors.importlib.util, "find_spec", lambda name: object())
 
-    def count(device: str, index: int = 0, engines: int = 0) -> int:
-        overrides = {"engine": {"device": device}, "gpu": {"index": index}, "server": {"engines": engines}}
-        return engine_count(Config.load(overrides=overrides))
+    def count(device: str, index: int = 0, engines: int = 0, engines_per_gpu: int = 1) -> int:
+        server = {"engines": engines, "engines_per_gpu": engines_per_gpu}
+        return engine_count(Config.load(overrides={"engine": {"device": device}, "gpu": {"index": index}, "server": server}))
 
     assert count("auto") == 4
     assert count("gpu", index=1) == 3
     assert count("gpu", index=1, engines=2) == 2
-    assert count("cpu") == 1
+    assert count("gpu", index=1, engines_per_gpu=2) == 6
+    assert count("gpu", engines=3, engines_per_gpu=2) == 3
+    assert count("cpu", engines_per_gpu=2) == 1
     monkeypatch.setattr(supervisors.importlib.util, "find_spec", lambda name: None)
     assert count("auto") == 1
+    assert count("auto", engines_per_gpu=2) == 1
 
 
 def test_where_there_is_no_driver_there_is_no_gpu():

@@ -46,8 +46,8 @@ LINES = [
 ]
 
 
-def budget(card: Card, *, fraction: float = 0.9) -> MemoryBudget:
-    return MemoryBudget(LINES, memory_info=card, fraction=fraction)
+def budget(card: Card, *, fraction: float = 0.9, sharers: int = 1) -> MemoryBudget:
+    return MemoryBudget(LINES, memory_info=card, fraction=fraction, sharers=sharers)
 
 
 def test_a_plan_that_fits_is_a_table_with_its_sum() -> None:
@@ -77,6 +77,29 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_table_the_sum_and_what_to_
         "what can be made smaller: gpu.batch_buckets (5.00 GiB), gpu.warm (2.00 GiB); or fewer models (models.enabled)"
     )
     budget(card, fraction=1.0).check()
+
+
+def test_of_several_processes_on_a_gpu_each_plans_for_its_part_also_one_that_comes_later() -> None:
+    budget(Card(80 * GIB), sharers=8).check()
+    with pytest.raises(
+        BudgetExceeded, match=r"7\.20 GiB may be \(0\.9 of 8\.00 GiB for each of 10 processes, gpu\.memory_fraction\)"
+    ):
+        budget(Card(80 * GIB), sharers=10).check()
+    budget(Card(9 * GIB), sharers=8).check()  # the others have theirs already
+    with pytest.raises(BudgetExceeded, match=r"0\.9 of 8\.00 GiB free"):
+        budget(Card(8 * GIB), sharers=2).check()
+
+
+def test_what_several_processes_take_together_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    card = Card(80 * GIB)
+    plan = budget(card, sharers=2)
+    plan.check()
+    card.free -= 15 * GIB
+    with caplog.at_level(logging.INFO):
+        plan.report()
+        card.free -= GIB
+        plan.report()
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
 
 
 def test_a_line_that_changes_is_checked_against_what_was_free_at_first() -> None:
