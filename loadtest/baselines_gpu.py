@@ -260,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="a setting of the server to start"
     )
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of baselines_gpu.json")
+    parser.add_argument("--commit", default=report.commit(), help="what is measured, where this is no Git checkout")
     options = parser.parse_args(arguments)
     try:
         counts = [int(count) for count in options.callers.split(",")]
@@ -278,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (GpuUnusable, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    figures = {**facts(report.commit()), "server": about, "pictures": len(clip.places), "seconds": options.seconds}
+    figures = {**facts(options.commit), "server": about, "pictures": len(clip.places), "seconds": options.seconds}
     figures |= {"ways": ways, "ours_to_theirs": ratios(ways)}
     print(figures["ours_to_theirs"])
     print(f"kept in {report.write('baselines_gpu', figures, directory=options.out)}")
