@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -101,9 +102,18 @@ class Inference:
         return read
 
 
+class _View:
+    """A plane as CuPy takes it: the library says its shape and strides as lists."""
+
+    def __init__(self, view: Any) -> None:
+        self._view = view  # the memory lives as long
+        facts: Mapping[str, Any] = view.__cuda_array_interface__
+        self.__cuda_array_interface__ = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+
+
 def picture_of(frame: Any, width: int, height: int, asarray: Callable[[Any], Any]) -> Picture:
     """A frame of `SimpleDecoder` in its native NV12, 8 bits, where it lies; `asarray` is CuPy's."""
-    luma, chroma = (asarray(view) for view in frame.cuda())
+    luma, chroma = (asarray(_View(view)) for view in frame.cuda())
     luma = luma[..., 0] if luma.ndim == 3 else luma
     chroma = chroma if chroma.ndim == 3 and chroma.shape[2] == 2 else chroma.reshape(chroma.shape[0], -1, 2)
     return Picture((luma[:height, :width], chroma[: (height + 1) // 2, : (width + 1) // 2]), width, height)
@@ -208,6 +218,7 @@ def rivals(gpu: Gpu, setup: Setup, clip: Clip, counts: Sequence[int], seconds: f
                 try:
                     found = closed_loop(lambda made=made, callers=callers: made(callers), count, seconds)  # type: ignore[misc]
                 except Exception as error:  # drivers and bindings raise whatever they like
+                    traceback.print_exc()
                     found = {"failed": f"{type(error).__name__}: {error}"[:300]}
                 rows.setdefault(name, {})[str(count)] = found
                 print(f"{name}, {count} callers: {found.get('calls_per_s', found)}", flush=True)
@@ -255,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--callers", default="1,4,8,16", help="numbers of calls at once")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each way and number of callers")
     parser.add_argument("--processes", type=int, default=4, help="of our generator")
+    parser.add_argument("--server", metavar="HOST:PORT", help="a server that runs already; default: one is started")
     parser.add_argument("--config", type=Path, help="TOML file of the server to start")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="a setting of the server to start"
@@ -273,9 +285,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ways = rivals(gpu, setup, clip, counts, options.seconds)
             variables = {"KEYGLANCE_MODELS__FOLDER": str(options.models.absolute()), **environment(options.set)}
             command = ["--config", str(options.config)] if options.config else []
-            server = stack.enter_context(ServerProcess(folder, arguments=command, environment=variables, start_timeout=300))
-            about = describe(server.address)
-            ways["keyglance"] = ours(server.address, clip, counts, options.seconds, options.processes)
+            address = options.server
+            if not address:
+                server = ServerProcess(folder, arguments=command, environment=variables, start_timeout=300)
+                address = stack.enter_context(server).address
+            about = describe(address)
+            ways["keyglance"] = ours(address, clip, counts, options.seconds, options.processes)
     except (GpuUnusable, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -283,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures |= {"ways": ways, "ours_to_theirs": ratios(ways)}
     print(figures["ours_to_theirs"])
     print(f"kept in {report.write('baselines_gpu', figures, directory=options.out)}")
-    return 0
+    return 1 if any("failed" in row for rows in ways.values() for row in rows.values()) else 0
 
 
 if __name__ == "__main__":

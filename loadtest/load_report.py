@@ -249,10 +249,33 @@ def baselines_gpu(figures: Figures, _: Path) -> list[str]:
     ]
 
 
+def software_lane(figures: Figures, _: Path) -> list[str]:
+    """What calls that hardware decodes notice of those that software decodes."""
+    one = figures["software_lane"]
+    rows = [
+        _open_loop(f"{name} {one['software']}: {class_name}", its)
+        for name, runs in one["turns"].items()
+        for run in runs
+        for class_name, its in run["by_class"].items()
+    ]
+    ratio = "unknown" if one["ratio"] is None else f"{one['ratio']:.2f}"
+    goal = figures["goals"][0]
+    return [
+        _server(figures),
+        "",
+        *table(_OPEN_HEADING, rows),
+        "",
+        f"{one['share'] * 100:.0f} % of the calls are decoded in software: the p99 of the others is {ratio} times what it is "
+        f"without them, at most {goal['limit']:g} times was the goal: {'**met**' if goal['holds'] else '**missed**'}. Faults: "
+        f"{'; '.join(figures['faults']) or 'none'}.",
+    ]
+
+
 #: By a key that only these results have: the title and how the section is made.
 _KINDS: Mapping[str, tuple[str, Callable[[Figures, Path], list[str]]]] = {
     "closed_loop": ("Saturation and overload", saturation),
     "poisson": ("A mix of callers", poisson),
+    "software_lane": ("Calls that a GPU leaves to software", software_lane),
     "drain": ("The end at full load", drain),
     "loads": ("ghz", ghz),
     "behind": ("The CPU server beside the usual ways", baselines),

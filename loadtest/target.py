@@ -70,7 +70,8 @@ def target(options: argparse.Namespace) -> Iterator[Target]:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyglance-load-")))
         port = {} if asked == "none" else {"KEYGLANCE_TELEMETRY__PROMETHEUS": asked or "127.0.0.1:0"}
-        settings = {**port, **environment(options.set)}
+        # JSON: what a server does at its end is read from its log (`loadtest.drain`).
+        settings = {**port, "KEYGLANCE_TELEMETRY__LOG_FORMAT": "json", **environment(options.set)}
         process = stack.enter_context(
             ServerProcess(scratch, arguments=arguments, environment=settings, start_timeout=START_SECONDS)
         )

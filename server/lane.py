@@ -15,8 +15,8 @@ from server.service_times import ServiceTimes
 from server.urgency import Urgency
 from server.waiting_room import Waiter, WaitingRoom
 
-#: Places of a short room, by places in which calls are worked on: half of what a call takes is waited at the most.
-_SHORT = 0.5
+#: Places of a short room, by places in which calls are worked on: a quarter of what a call takes is waited at the most.
+_SHORT = 0.25
 #: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
 _MUCH_LESS = 0.75
 #: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.

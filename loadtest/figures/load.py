@@ -43,7 +43,7 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
         return []
     rows = []
     if Hardware.of(told).gpu and (limit := ceiling(results)) is not None:
-        share = best(told)["frames_per_s"] / limit
+        share = best(told)["frames_per_s"] / limit / _gpus(told)
         what = f"the server saturated through gRPC{_by_fronts(told)}, as a share of decoders alone or models alone"
         value = f"{share:.2f} ({peak(told)})"
         rows.append((what, f"at least {GOAL_SHARE:g}", value, verdict(share >= GOAL_SHARE, f"{GOAL_SHARE - share:.2f}")))
@@ -62,26 +62,47 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def _gpus(told: Figures) -> int:
+    """A server of several GPUs names each."""
+    return len(told["server"]["device"].split(", "))
+
+
 def _fronts(told: Figures) -> str:
-    for setting in told["generator"]["settings"]:
-        name, _, count = setting.partition("=")
-        if name == "server.fronts":
-            return counted(int(count), "front")
-    return ""
+    """3 fronts, or 3 fronts and 2 engines on a GPU."""
+    if not (fronts := _setting(told, "server.fronts", 0)):
+        return ""
+    engines = _engines(told)
+    shared = f" and {engines} engines on {'each' if _gpus(told) > 1 else 'a'} GPU" if engines > 1 else ""
+    return counted(fronts, "front") + shared
+
+
+def _engines(told: Figures) -> int:
+    return _setting(told, "server.engines_per_gpu", 1)
+
+
+def _setting(told: Figures, name: str, default: int) -> int:
+    return int(dict(setting.partition("=")[::2] for setting in told["generator"]["settings"]).get(name, default))
 
 
 def _by_fronts(told: Figures) -> str:
     return f" by {fronts}" if (fronts := _fronts(told)) else ""
 
 
+def _where(told: Figures) -> str:
+    """The GPU, how many of them, or the cores."""
+    if not (gpu := Hardware.of(told).gpu):
+        return f"{told['environment']['cores']} cores"
+    return f"{_gpus(told)} × {gpu}" if _gpus(told) > 1 else gpu
+
+
 def sections(results: Results) -> Iterator[Section]:
     """For docs/performance.md."""
     for name, told in results.with_key("closed_loop"):
-        where = Hardware.of(told).gpu or f"{told['environment']['cores']} cores"
-        with_fronts = ", ".join(filter(None, (where, _fronts(told))))
+        with_fronts = ", ".join(filter(None, (_where(told), _fronts(told))))
         yield Section(f"Saturation and overload: {with_fronts}", name, told, _saturation(name, told, results))
     for key, title, lines in (
         ("poisson", "A mix of callers", load_report.poisson),
+        ("software_lane", "Calls that a GPU leaves to software", load_report.software_lane),
         ("drain", "The end at full load", load_report.drain),
         ("loads", "ghz", load_report.ghz),
         ("behind", "The CPU server beside the usual ways", load_report.baselines),
@@ -154,10 +175,12 @@ def _why(told: Figures, results: Results) -> list[str]:
     inside = results.part("throughput")
     if Hardware.of(told).gpu and inside is not None:
         alone = max(float(load["pictures/s"]) for name, load in inside.items() if name.endswith(" in flight"))
+        share = percent(best(told)["frames_per_s"] / alone / _gpus(told))
+        why = "" if _engines(told) > 1 else ": the difference is what gRPC, fronts and the way between processes cost"
+        each = " on each GPU" if _gpus(told) > 1 else ""
         found.append(
-            f"The engine called in its own process reaches {number(alone)} pictures a second at most, the server "
-            f"{percent(best(told)['frames_per_s'] / alone)} of that: the difference is what gRPC, fronts and the way between "
-            "processes cost."
+            f"An engine called in its own process reaches {number(alone)} pictures a second at most, the server {share} of "
+            f"that{each}{why}."
         )
     if few["answered_ms"] and len(told["closed_loop"]) > 1:
         found.append(

@@ -92,8 +92,9 @@ async def quiet(engine: Any, patience: float = 20) -> None:
         arena = engine._factory.arena.snapshot()
         pools = [pool.snapshot() for pool in (engine._pool, engine._software)]
         idle = all(pool.waiting == 0 and pool.count(DecoderState.IDLE) == len(pool.decoders) for pool in pools)
-        queues = engine.ensemble.snapshot()
-        if arena.free == arena.slots and idle and not any(queue.queued or queue.in_flight for queue in queues):
+        models = engine.ensemble.snapshot()
+        in_flight = models.queued or any(model.in_flight for model in models.models)
+        if arena.free == arena.slots and idle and not in_flight:
             return
         if time.monotonic() > end:
             pytest.fail(f"not quiet: {engine!r}, {engine._factory.arena!r}")

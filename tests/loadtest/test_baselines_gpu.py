@@ -17,13 +17,30 @@ from models.result import FrameResult
 from models.spec import Placement
 
 
+class View:
+    """A plane as PyNvVideoCodec shows it: shape and strides are lists."""
+
+    def __init__(self, plane: Any) -> None:
+        self.plane = plane
+        facts = plane.__array_interface__
+        self.__cuda_array_interface__ = {**facts, "shape": list(plane.shape), "strides": list(plane.strides)}
+
+
+def asarray(view: Any) -> Any:
+    """As CuPy's, which takes tuples only; of host memory."""
+    facts = view.__cuda_array_interface__
+    if not isinstance(facts["shape"], tuple) or not isinstance(facts["strides"], tuple):
+        raise TypeError("Expected tuple, got list")
+    return np.asarray(SimpleNamespace(__array_interface__=facts, owner=view))
+
+
 class Frame:
     """NV12 of `SimpleDecoder`, rows with a gap behind them, in the shape that is asked for."""
 
     def __init__(self, level: int, *, interleaved: bool) -> None:
         luma = np.full((48, 80, 1), level, np.uint8)
         chroma = np.arange(24 * 80, dtype=np.uint8).reshape(24, 80)
-        self._planes = [luma[:, :64], chroma[:, :64].reshape(24, 32, 2) if interleaved else chroma[:, :64]]
+        self._planes = [View(luma[:, :64]), View(chroma[:, :64].reshape(24, 32, 2) if interleaved else chroma[:, :64])]
 
     def cuda(self) -> list[Any]:
         return self._planes
@@ -31,7 +48,7 @@ class Frame:
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_a_frame_becomes_a_picture_of_the_clip_s_size(interleaved: bool) -> None:
-    picture = baselines_gpu.picture_of(Frame(7, interleaved=interleaved), 63, 47, np.asarray)
+    picture = baselines_gpu.picture_of(Frame(7, interleaved=interleaved), 63, 47, asarray)
     luma, chroma = picture.planes
     assert (luma.shape, chroma.shape) == ((47, 63), (24, 32, 2))
     assert (luma == 7).all()
@@ -113,7 +130,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(FakeDecoder, "opened", [])
     stream = SimpleNamespace(ptr=1, synchronize=lambda: None)
     cuda = SimpleNamespace(Device=lambda number: SimpleNamespace(use=lambda: None), Stream=lambda non_blocking: stream)
-    cupy = SimpleNamespace(cuda=cuda, asarray=np.asarray)
+    cupy = SimpleNamespace(cuda=cuda, asarray=asarray)
     return SimpleNamespace(cupy=cupy, codec=SimpleNamespace(SimpleDecoder=FakeDecoder), device=0, context=0)
 
 

@@ -130,7 +130,7 @@ def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, fi
     while limit.value > least:
         for _ in range(64):
             limit.observe(1.0, 0.99, short=True)
-    assert lane.room(Priority.NORMAL) == max(room, least // 2)
+    assert lane.room(Priority.NORMAL) == max(room, least // 4)
     given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
     assert (given.least, given.value, given.most) == (3, 3, 3)
 
