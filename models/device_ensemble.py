@@ -45,6 +45,8 @@ _REHEARSALS = 5
 #: Seconds for enqueuing before it was measured; the share of a new measurement; how many times that long before a batch ends
 #: the next one is enqueued.
 _ENQUEUING, _SHARE, _LEAD = 0.002, 0.1, 2.0
+#: Of what batches take, times what they took at start, when they had the GPU for themselves.
+_FASTEST, _SLOWEST = 0.25, 4.0
 _SHAPES = 4096  # shapes of pictures whose canvases are remembered
 
 _log = logging.getLogger(__name__)
@@ -94,9 +96,10 @@ class DeviceEnsemble:
 
     `open_runners` makes the models' runners (and the fence) on the inference thread, at start. A batch has frames of calls that
     want the same models, on the same canvases; which, `models.frame_queue.FrameQueue` decides, and how many, `BatchPlan` by what
-    each batch size was found to cost at start. Behind a batch that runs another one is enqueued when it is full, when nothing
-    more is to come, or when the running one is about to end: until then frames gather. While none runs, the frames of a call
-    that have come do not wait for the others where running them apart costs less time than the wait.
+    each batch size was found to cost at start. Behind a batch that runs another one is enqueued when it is full, or when the
+    running one is about to end, as batches have taken of late (decoders and other engines use the GPU as well): until then
+    frames gather. While none runs, the frames of a call that have come do not wait for the others where running them apart costs
+    less time than the wait.
     `largest_wait` in seconds, `queue_limit` in frames: from then on batches no longer wait for more.
     """
 
@@ -121,6 +124,8 @@ class DeviceEnsemble:
         self._outstanding = 0
         self._ends = 0.0  # when what is enqueued will have run, as far as costs tell
         self._enqueuing = _ENQUEUING  # seconds that enqueuing a batch takes, of late
+        self._pace = 1.0  # what a batch takes of late, times its cost in the plan
+        self._ended = 0.0  # when the last batch had run
         self._in_flight: Counter[str] = Counter()  # frames, by model
         self._closed = False
         self._runners: dict[str, ModelRunner] = {}
@@ -329,7 +334,7 @@ class DeviceEnsemble:
                         return self._take(now, self.plan.largest)
                     if head.ready_at <= now:
                         left = self._ends - _LEAD * self._enqueuing - now if self._outstanding else 0.0
-                        if left <= 0 or len(waiting) >= self.plan.largest or not self._coming:
+                        if left <= 0 or len(waiting) >= self.plan.largest:
                             return self._take(now, self.plan.first(len(waiting), more=self._coming > 0))
                         wait = left
                     elif self._frames.across_calls and not self._outstanding and self._better_apart(waiting, now):
@@ -351,7 +356,8 @@ class DeviceEnsemble:
         frames, late = self._frames.take(now, most)
         if frames:
             self._outstanding += 1
-            self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + self.plan.cost(len(frames))
+            took = self._pace * self.plan.cost(len(frames))
+            self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + took
             for name in frames[0].group.models:
                 self._in_flight[name] += len(frames)
                 self._fill[name][len(frames)] += 1
@@ -423,7 +429,10 @@ class DeviceEnsemble:
             outputs = _outputs(runs[-1]) if runs else {}
         finally:
             ended = time.monotonic()
+            took = (ended - max(batch.began, self._ended)) / self.plan.cost(len(batch.frames))
+            self._ended = ended
             with self._changed:  # the next batch may begin while the last one is read
+                self._pace += _SHARE * (min(max(took, _FASTEST), _SLOWEST) - self._pace)
                 self._outstanding -= 1
                 for run in runs:
                     self._in_flight[run.runner.manifest.name] -= len(batch.frames)

@@ -205,16 +205,35 @@ async def test_what_is_left_of_full_buckets_runs_with_what_is_still_to_come(more
         assert b.sizes == sizes
 
 
-async def test_where_nothing_more_is_to_come_a_batch_waits_behind_the_one_that_runs() -> None:
+async def test_frames_gather_behind_a_batch_until_it_is_about_to_end_also_where_nothing_more_is_announced() -> None:
     async with bench(gate=True) as b:
+        b.ensemble.plan = BatchPlan({8: 0.2})
         b.submit(b.group(1), 1)
         await b.until(lambda: b.sizes == [1])
-        other = b.group(1)
-        b.submit(b.group(1), 2)
-        await asyncio.sleep(0.02)
-        assert b.sizes == [1]
-        b.ensemble.discard(other)
-        await b.until(lambda: b.sizes == [1, 1])
+        for level in (2, 3):
+            b.submit(b.group(1), level)
+        await b.until(lambda: b.sizes == [1, 2])  # behind the first one, which still runs
+        opened = b.runners["first"].gate
+        assert opened is not None
+        opened.set()
+        first, *others = await b.answered(3)
+        for other in others:
+            assert other.began - first.began > 0.15
+
+
+async def test_the_end_of_a_batch_is_expected_when_batches_have_ended_of_late() -> None:
+    async with bench() as b:
+        for name in b.runners:
+            b.runners[name].seconds = 0.15  # another process has the GPU as well
+        b.ensemble.plan = BatchPlan({8: 0.05})
+        for count in range(1, 9):
+            b.submit(b.group(1), count)
+            await b.answered(count)
+        b.submit(b.group(1), 9)
+        await b.until(lambda: len(b.sizes) == 9)
+        b.submit(b.group(1), 10)
+        *_, before, last = await b.answered(10)
+        assert last.began - before.began > 0.07, "it was enqueued when the plan says that the one before ends"
 
 
 async def test_frames_of_several_calls_share_a_batch_and_those_of_other_canvases_or_models_do_not() -> None:
