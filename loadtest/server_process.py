@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2
 
 _LOG_TAIL_LINES = 60
 _ENGINES = re.compile(r"listening on .*\bengines: (\d+)")
-_HELD = re.compile(r"\b(\d+) (?:waiting|leased|settling|jobs|frames in flight)\b")
+_HELD = re.compile(r"\b(\d+) (?:waiting|leased|settling|jobs|frames in flight|queued|batches enqueued)\b")
+_OF_AN_ENGINE = re.compile(r"\b(?:frames|jobs) in flight\b")  # each kind's own word; a front's are in pictures
 
 
 class ServerFailed(Exception):
@@ -118,7 +119,7 @@ class ServerProcess:
         The words are those of the pool's and the engine's `repr`, and in a server of several processes each has its own.
         """
         drained = [line for line in self.errors.read_text(errors="replace").splitlines() if "drained: " in line]
-        if not any("frames in flight" in words for words in drained):
+        if not any(_OF_AN_ENGINE.search(words) for words in drained):
             return "the server did not say that it has drained"
         return "\n".join(words for words in drained if any(int(count) for count in _HELD.findall(words)))
 

@@ -11,11 +11,12 @@ _LEAST_CALLS = 16
 class ConcurrencyLimit:
     """A limit that follows measured times, by Little's law. A pure function of what it is told; no clock.
 
-    While all places are taken, of L calls at once L * (1 - w) are really worked on, where w is the share of their time that
-    calls wait in queues behind (for a decoder, for a batch). The limit is `headroom` times that, and one more. So with too
-    few places nothing waits and the limit grows by `headroom` each time; with too many the queues behind are long and it
-    falls. It rests where w = 1 - 1 / `headroom`: at 1.5 a third of a call's time is waiting, so that the next batch is
-    there when one ends. Calls that end while places are free say nothing of how many are needed.
+    While all places are taken, of L calls at once L * w are really worked on, where w is the share of their time in which the
+    engine works for them; else they wait, for a decoder, for a batch, or for this process, which may have too much to do. The
+    limit is `headroom` times that, and one more. So with too few places nothing waits and the limit grows by `headroom` each
+    time; with too many the queues behind are long and it falls. It rests where w = 1 / `headroom`: at 1.25 a fifth of a call's
+    time is waiting, so that the next batch is there when one ends. Calls that end while places are free say nothing of how many
+    are needed.
     """
 
     def __init__(self, *, first: int, least: int, most: int, headroom: float) -> None:
@@ -27,15 +28,15 @@ class ConcurrencyLimit:
         self._headroom = headroom
         self._value = float(first)
         self._calls = 0
-        self._served = self._waited = 0.0
+        self._served = self._worked = 0.0
 
     @property
     def value(self) -> int:
         """Calls at once, `least` to `most`."""
         return math.floor(self._value)
 
-    def observe(self, served: float, waited: float, *, short: bool) -> None:
-        """A call was answered `served` seconds after it had its place, of which it waited `waited` in queues behind.
+    def observe(self, served: float, worked: float, *, short: bool) -> None:
+        """A call was answered `served` seconds after it had its place, in which the engine worked for it for `worked` seconds.
 
         `short`: calls wait for places.
         """
@@ -43,13 +44,13 @@ class ConcurrencyLimit:
             return
         self._calls += 1
         self._served += served
-        self._waited += min(waited, served)
+        self._worked += min(worked, served)
         if self._calls < max(_LEAST_CALLS, self.value) or not self._served:
             return
-        worked_on = self._value * (1 - self._waited / self._served)
+        worked_on = self._value * self._worked / self._served
         self._value = min(max(worked_on * self._headroom + 1, self.least), self.most)
         self._calls = 0
-        self._served = self._waited = 0.0
+        self._served = self._worked = 0.0
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimit {self.value} of {self.least} to {self.most}>"

@@ -385,11 +385,11 @@ class OverloadSection(_Section):
         ge=0,
     )
     most_calls: PositiveInt = Field(
-        default=64, description="Calls worked on at once at the most; in between it follows from what is measured."
+        default=64, description="Calls worked on at once at the most, in all fronts; in between it follows from what is measured."
     )
     headroom: float = Field(
-        default=1.5,
-        description="Calls let in for each that is really worked on, as measured; the rest wait for decoders and batches.",
+        default=1.25,
+        description="Calls let in for each that the engine really works for, as measured; the others wait, so that it is busy.",
         gt=1,
         le=10,
     )

@@ -136,17 +136,17 @@ class Lane:
             del self._in_work[caller]
         self._grant()
 
-    def observe(self, urgency: Urgency, served: float, waited: float | None) -> None:
-        """A call that had a place ended `served` seconds later, with an answer for which it `waited` in queues behind, or
+    def observe(self, urgency: Urgency, served: float, worked: float | None) -> None:
+        """A call that had a place ended `served` seconds later, with an answer for which the engine `worked` so long, or
         without one because its deadline passed (None). To be told before its place is given back.
         """
         self.times.add(urgency.kind, served, self._clock())
         before = self.limit.value
-        if waited is None:
+        if worked is None:
             # Whoever had a place was expected to be in time: there are too many at once, whether or not others wait.
-            self.limit.observe(served, served, short=True)
+            self.limit.observe(served, 0.0, short=True)
         else:
-            self.limit.observe(served, waited, short=len(self._room) > 0)
+            self.limit.observe(served, worked, short=len(self._room) > 0)
         if self.limit.value < before * _MUCH_LESS:
             self.times.scale(self.limit.value / before)  # they were measured among more calls, each of which took longer for it
 

@@ -46,7 +46,7 @@ class Place:
         self._urgency = urgency
         self._lane: Lane | None = None
         self._since = 0.0
-        self._waited: float | None = None
+        self._worked: float | None = None
 
     async def enter(self, name: LaneName) -> None:
         """Leaves the lane in which it is, if it is in one, and waits for a place in another. Raises as `Lane.enter` does."""
@@ -60,9 +60,9 @@ class Place:
         self._lane = lane
         self._since = self._overload.clock()
 
-    def answered(self, waited: float) -> None:
-        """The call's work was done; `waited` seconds of that it stood in queues behind its place."""
-        self._waited = waited
+    def answered(self, worked: float) -> None:
+        """The call's work was done, which took the engine `worked` seconds; the rest of its time it waited, wherever."""
+        self._worked = worked
 
     def leave(self) -> None:
         """Gives the place back; may be called without having one."""
@@ -70,8 +70,8 @@ class Place:
             return
         lane, self._lane = self._lane, None
         now = self._overload.clock()
-        if self._waited is not None or now >= self._urgency.deadline:
-            lane.observe(self._urgency, now - self._since, self._waited)
+        if self._worked is not None or now >= self._urgency.deadline:
+            lane.observe(self._urgency, now - self._since, self._worked)
         lane.release(self._urgency.caller)
 
 
@@ -95,8 +95,8 @@ class Overload:
     ) -> None:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
-        most = settings.most_calls
-        # What all fronts should have at the least is shared: else each further one would only make calls wait longer.
+        # Places of all fronts are shared: else each further one would only make calls wait longer.
+        most = _share(settings.most_calls, fronts)
         least = min(settings.least_calls or _share(_LEAST_ON_GPU if on_gpu else _LEAST, fronts), most)
         in_software = max(1, min(software_calls, most))
         first = min(max(_FIRST // fronts, least), most)

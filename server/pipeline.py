@@ -170,7 +170,7 @@ class Pipeline:
             steps.add(StepTiming("engine", begin, time.monotonic()), error=error)
             raise
         if place is not None:
-            place.answered(sum(timing.wait for timing in result.timings))
+            place.answered(_worked(result.timings))
         _tell_steps(steps, result)
         return result
 
@@ -243,6 +243,12 @@ class Pipeline:
             ),
             frame_scores=call.frame_scores,
         )
+
+
+def _worked(timings: Sequence[StepTiming]) -> float:
+    """Seconds in which the engine worked for a call, of those between its first step and its last."""
+    whole = max(timing.end for timing in timings) - min(timing.begin for timing in timings) if timings else 0.0
+    return max(0.0, whole - sum(timing.wait for timing in timings))
 
 
 def _tell_steps(steps: Steps, result: EngineResult) -> None:

@@ -5,6 +5,10 @@ import pytest
 from loadtest.server_process import ServerFailed, ServerProcess
 
 ENGINE = "drained: <LocalEngine DecoderPool(cpu, 4 of 4 decoders: 4 idle; 0 waiting) <Ensemble m slots=0/2>, 0 frames in flight>"
+GPU = (
+    "drained: <GpuEngine DecoderPool(nvdec, 28 of 28 decoders: 28 idle; 0 waiting) <DeviceEnsemble m: 0 queued, "
+    "0 batches enqueued>, 0 jobs in flight>"
+)
 FRONT = "drained: <EngineGroup <RemoteEngine engine-0 healthy, 0 jobs with 0 pictures in flight>>, Indexer(2 of 2 workers idle)"
 
 
@@ -15,6 +19,9 @@ FRONT = "drained: <EngineGroup <RemoteEngine engine-0 healthy, 0 jobs with 0 pic
         ([FRONT], "the server did not say that it has drained"),
         ([ENGINE], ""),
         ([FRONT, FRONT, ENGINE, "ended"], ""),
+        ([FRONT, GPU, GPU], ""),
+        ([GPU.replace("0 jobs", "1 jobs")], GPU.replace("0 jobs", "1 jobs")),
+        ([GPU, GPU.replace("0 queued", "5 queued")], GPU.replace("0 queued", "5 queued")),
         ([FRONT, FRONT.replace("0 jobs", "3 jobs"), ENGINE], FRONT.replace("0 jobs", "3 jobs")),
         ([FRONT, ENGINE.replace("4 idle", "3 idle, 1 leased")], ENGINE.replace("4 idle", "3 idle, 1 leased")),
         ([ENGINE.replace("0 frames", "12 frames")], ENGINE.replace("0 frames", "12 frames")),

@@ -165,17 +165,16 @@ class Service:
         self.outcomes.append(Outcome(came, now(), what, urgency.priority, urgency.caller, frames, begun, retry))
 
     async def _work(self, frames: int) -> float:
-        asked = now()
         self.in_engine += 1
         self.most_in_engine = max(self.most_in_engine, self.in_engine)
         try:
             async with self._free:
-                waited = now() - asked
                 usual = self.work * (0.1 + 0.9 * frames / 16)
-                await asyncio.sleep(usual * (1 + self.spread * (2 * self.random.random() - 1)))
+                worked = usual * (1 + self.spread * (2 * self.random.random() - 1))
+                await asyncio.sleep(worked)
         finally:
             self.in_engine -= 1
-        return waited
+        return worked
 
     def _note_step(self) -> None:
         if (step := self.overload.steps.step) != self.steps[-1][1]:

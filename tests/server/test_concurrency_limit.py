@@ -15,7 +15,7 @@ def settle(limit: ConcurrencyLimit, workers: float, *, rounds: int = 60) -> int:
         for _ in range(64):
             at_once = limit.value
             served = max(at_once, workers) / workers  # Little's law, each worker one call a second
-            limit.observe(served, served - 1, short=True)
+            limit.observe(served, 1.0, short=True)
     return limit.value
 
 
@@ -33,9 +33,9 @@ def test_it_settles_at_the_headroom_times_what_is_worked_on(workers: int, first:
 )
 def test_it_stays_within_its_bounds(times: list[tuple[float, float, bool]], least: int, over: int, more: int) -> None:
     limit = ConcurrencyLimit(first=least + over, least=least, most=least + over + more, headroom=1.5)
-    for served, waited, short in times:
+    for served, worked, short in times:
         before = limit.value
-        limit.observe(served, waited, short=short)
+        limit.observe(served, worked, short=short)
         assert limit.least <= limit.value <= limit.most
         assert short or limit.value == before, "calls say nothing while places are free"
         assert limit.value <= before * 1.5 + 2
@@ -48,12 +48,23 @@ def test_it_follows_an_engine_that_becomes_slower_and_faster() -> None:
     assert settle(limit, 4) == slow
 
 
+def test_calls_that_are_held_up_outside_the_engine_get_no_more_places_for_it() -> None:
+    quick, slow = (ConcurrencyLimit(first=32, least=1, most=64, headroom=1.25) for _ in range(2))
+    for _ in range(2000):
+        quick.observe(0.3, 0.2, short=True)
+        slow.observe(1.3, 0.2, short=True)
+    assert slow.value < quick.value
+
+
 def test_times_that_make_no_sense_do_no_harm() -> None:
     limit = ConcurrencyLimit(first=8, least=2, most=64, headroom=1.5)
     for _ in range(200):
         limit.observe(0.0, 0.0, short=True)
-        limit.observe(1.0, 50.0, short=True)
+        limit.observe(1.0, -50.0, short=True)
     assert limit.value == 2
+    for _ in range(200):
+        limit.observe(1.0, 50.0, short=True)
+    assert limit.value == 64
 
 
 @pytest.mark.parametrize("bounds", [(0, 0, 1), (4, 5, 8), (9, 1, 8)])

@@ -129,9 +129,10 @@ def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, fi
     lane.overrun(Priority.NORMAL)  # strained: the room is short
     while limit.value > least:
         for _ in range(64):
-            limit.observe(1.0, 0.99, short=True)
+            limit.observe(1.0, 0.01, short=True)
     assert lane.room(Priority.NORMAL) == max(room, least // 4)
-    given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
+    fronts = engine.get("fronts", 1)
+    given = Overload(OverloadSection(least_calls=3, most_calls=3 * fronts), **engine).lanes[LaneName.MAIN].limit
     assert (given.least, given.value, given.most) == (3, 3, 3)
 
 
