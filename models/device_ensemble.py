@@ -449,15 +449,19 @@ class DeviceEnsemble:
     def _rows(self, run: _Run, outputs: Outputs, batch: _Batch) -> Sequence[FrameResult | Exception]:
         """One model's result for each frame, or what is wrong with it."""
         name = run.runner.manifest.name
+        rows: Sequence[FrameResult | Exception] = ()
         try:
             if run.error is None:
-                return run.runner.head.read_batch(outputs, [one.placement for one in run.prepared])
+                rows = run.runner.head.read_batch(outputs, [one.placement for one in run.prepared])
         except Exception as error:
             run.error = error
-        finally:
+        try:
             if run.results is not None:
                 run.results.release()
-        assert run.error is not None
+        except Exception as error:  # of a GPU that is lost, or that somebody else in this process has stopped
+            run.error = run.error or error
+        if run.error is None:
+            return rows
         _log.warning("model %s failed on a batch of %d frames", name, len(batch.frames), exc_info=run.error)
         self._failed[name] += 1
         self.on_failure()

@@ -316,8 +316,13 @@ class Launched:
         return self._values
 
     def release(self) -> None:
-        """Gives the pinned memory back, once the copy into it is over. May be called twice."""
+        """Gives the pinned memory back, once the copy into it is over. May be called twice.
+
+        Where that cannot be waited for it raises, and the memory is free all the same: the next copy into it is on the same stream.
+        """
         room, self._room = self._room, None
         if room is not None:
-            self._results.finish(room.done)
-            self._results.give_back(room)
+            try:
+                self._results.finish(room.done)
+            finally:
+                self._results.give_back(room)

@@ -65,6 +65,7 @@ class EngineHost:
     def open(self) -> None:
         """Takes jobs from now on."""
         self._opened = True
+        self._tell_decoders()  # the warm ones are there now: whoever asks a front that has just become ready hears of them
         self._look = asyncio.create_task(self._look_at_decoders(), name="look at decoders")
         for front in self._fronts:
             front.connection.send(EngineKind.READY)
@@ -85,12 +86,15 @@ class EngineHost:
     async def _look_at_decoders(self) -> None:
         while True:
             await asyncio.sleep(_LOOK)
-            info = self._engine.info()
-            if info.decoders != self._info.decoders:
-                self._info = info
-                body = codec.encode_decoders(info.decoders)
-                for front in self._fronts:
-                    front.connection.send(EngineKind.DECODERS, body=body)
+            self._tell_decoders()
+
+    def _tell_decoders(self) -> None:
+        info = self._engine.info()
+        if info.decoders != self._info.decoders:
+            self._info = info
+            body = codec.encode_decoders(info.decoders)
+            for front in self._fronts:
+                front.connection.send(EngineKind.DECODERS, body=body)
 
     def forget(self, front: _Front) -> None:
         """The front is gone."""

@@ -99,6 +99,8 @@ class Results:
 
     def release(self) -> None:
         self._runner.held -= 1
+        if self._runner.release_fails:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
 
 
 class FakeRunner:
@@ -110,7 +112,7 @@ class FakeRunner:
         self.buckets = buckets
         self.seconds = seconds
         self.gate: threading.Event | None = None
-        self.fails = self.results_fail = self.nan = self.open_fails = False
+        self.fails = self.results_fail = self.release_fails = self.nan = self.open_fails = False
         self.batches: list[list[Located]] = []
         self.ready: list[Any] = []  # what each batch waited for
         self.threads: set[int] = set()

@@ -121,6 +121,23 @@ def test_results_stay_until_they_are_released(cupy: FakeCupy) -> None:
     backend.launch(CANVASES[0], 2)
 
 
+def test_memory_is_free_also_where_the_copy_into_it_cannot_be_waited_for(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make(cupy, results=2)
+
+    def fail(event: object) -> None:
+        raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(cupy.cuda.Event()), "synchronize", fail)
+        for _ in range(5):  # more often than results are held
+            launched = backend.launch(CANVASES[0], 2)
+            for what in (launched.outputs, launched.release):
+                with pytest.raises(RuntimeError, match="CaptureUnsupported"):
+                    what()
+            launched.release()
+    assert backend.run(frames(2))["sums"].shape == (2,)
+
+
 def test_a_run_that_fails_holds_nothing(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make(cupy, results=1)
 

@@ -361,7 +361,7 @@ async def test_late_frames_fail_and_enter_no_batch() -> None:
         assert b.sizes == [1, 1]
 
 
-@pytest.mark.parametrize("fault", ["fails", "results_fail"])
+@pytest.mark.parametrize("fault", ["fails", "results_fail", "release_fails"])
 @pytest.mark.parametrize("model", ["first", "second"])
 async def test_a_model_that_fails_fails_its_batch_and_the_next_one_runs(fault: str, model: str) -> None:
     async with bench() as b:

@@ -316,6 +316,19 @@ async def test_the_caller_s_trace_reaches_the_engine():
         assert not trace.get_current_span().get_span_context().is_valid
 
 
+async def test_the_warm_decoders_are_known_as_soon_as_jobs_are_taken():
+    engine = ScriptedEngine(decoders=0)
+    it = Group(engine)
+    it.connect(0)
+    await asyncio.wait_for(it.group.known(), 5)
+    engine.decoders = 16  # it has warmed up
+    it.hosts[0].open()
+    await asyncio.wait_for(it.group.start(), 5)
+    assert it.group.info().decoders[0].decoders == 16
+    await it.group.close()
+    await it.hosts[0].close()
+
+
 async def test_decoders_are_told_when_they_change():
     async with rig() as it:
         assert it.remote.info().decoders[0].decoders == 1
