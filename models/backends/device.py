@@ -318,7 +318,7 @@ class Launched:
     def release(self) -> None:
         """Gives the pinned memory back, once the copy into it is over. May be called twice.
 
-        Where that cannot be waited for it raises, and the memory is free all the same: the next copy into it is on the same stream.
+        Where that cannot be waited for it raises, and the memory is free all the same: the next copy is on the same stream.
         """
         room, self._room = self._room, None
         if room is not None:
