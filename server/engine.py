@@ -106,12 +106,16 @@ class HardwareFormat:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is: the device's name, its models, its decoders, and what its hardware decodes, where it has such."""
+    """What an engine is: the device's name, its models, its decoders, and what its hardware decodes, where it has such.
+
+    `devices`: how many of them work side by side; `device` then names each.
+    """
 
     device: str
     models: tuple[Manifest, ...]
     decoders: tuple[DecoderState, ...]
     hardware: tuple[HardwareFormat, ...] = ()
+    devices: int = 1
 
     def is_left_to_software(self, config: StreamConfig) -> bool:
         """Whether software decodes a stream beside hardware that decodes others. False where there is no such hardware."""

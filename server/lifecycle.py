@@ -126,11 +126,13 @@ class Server:
         self._config = config
         self._telemetry = telemetry
         self._parts = parts
+        about = parts.engine.info()
         overload = Overload(
             config.overload,
             software_calls=config.decoders.most,
             calls=config.server.concurrent_calls,
-            on_gpu=bool(parts.engine.info().hardware),
+            on_gpu=bool(about.hardware),
+            devices=about.devices if about.hardware else 1,  # engines without a GPU have the same processors
             fronts=max(1, config.server.fronts),
             refused=telemetry.metrics.refused,
         )

@@ -77,7 +77,8 @@ class Place:
 
 class Overload:
     """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
-    `calls`: most calls at once of all, worked on or waiting; `fronts`: processes that share an engine, each with its own lanes.
+    `calls`: most calls at once of all, worked on or waiting; `fronts`: processes that share the engine's `devices`, each with its
+    own lanes.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -89,6 +90,7 @@ class Overload:
         software_calls: int = 16,
         calls: int = 256,
         on_gpu: bool = False,
+        devices: int = 1,
         fronts: int = 1,
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
@@ -96,10 +98,10 @@ class Overload:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
         # Places of all fronts are shared: else each further one would only make calls wait longer.
-        most = _share(settings.most_calls, fronts)
-        least = min(settings.least_calls or _share(_LEAST_ON_GPU if on_gpu else _LEAST, fronts), most)
+        most = _share(settings.most_calls * devices, fronts)
+        least = min(settings.least_calls or _share((_LEAST_ON_GPU if on_gpu else _LEAST) * devices, fronts), most)
         in_software = max(1, min(software_calls, most))
-        first = min(max(_FIRST // fronts, least), most)
+        first = min(max(_FIRST * devices // fronts, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
         # neither worked on nor in the room, but on their way.
         waiting = min(settings.waiting, max(0, calls - first - calls // _ON_THEIR_WAY))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from keyglance.errors import WorkerLost
@@ -56,16 +57,17 @@ class EngineGroup:
         return next((engine.refused for engine in self.engines if engine.refused), "")
 
     def info(self) -> EngineInfo:
-        """What all engines are together; those that have not yet said anything are left out."""
+        """What all engines are together; of those that have not yet said anything, only that they are to come is known."""
         by_number = {number: engine.info() for number, engine in enumerate(self.engines) if engine.known.is_set()}
         infos = tuple(by_number.values())
         if not infos or self._first is None:
             raise RuntimeError("no engine has said yet what it is")
+        count = -(-len(self.engines) // self._sharers)
         if len(infos) == 1:
-            return infos[0]
-        devices = ", ".join({number // self._sharers: info.device for number, info in by_number.items()}.values())
+            return replace(infos[0], devices=count)
+        names = ", ".join({number // self._sharers: info.device for number, info in by_number.items()}.values())
         decoders = tuple(decoders for info in infos for decoders in info.decoders)
-        return EngineInfo(devices, self._first.models, decoders, hardware=infos[0].hardware)
+        return EngineInfo(names, self._first.models, decoders, hardware=infos[0].hardware, devices=count)
 
     def stats(self) -> EngineStats:
         """Nothing: the engines' own processes tell it."""

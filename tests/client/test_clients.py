@@ -1,9 +1,11 @@
 """Both clients against a server on loopback: every test runs with each."""
 
 import asyncio
+import contextlib
 import inspect
 import io
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -157,6 +159,49 @@ def test_an_unreachable_server_is_named(call: Call, closed_target: str, video: b
     for method, arguments in (("label", [video]), ("server_info", []), ("health", [])):
         with pytest.raises(ServerUnreachable, match=rf"{closed_target}: .*refused"):
             call(closed_target, method, *arguments)
+
+
+class Distance:
+    """A way to a server on which every byte that comes back takes `seconds`."""
+
+    def __init__(self, target: str, seconds: float) -> None:
+        self._target, self._seconds = target, seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = [self._listener]
+
+    def __enter__(self) -> "Distance":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                host, _, port = self._target.rpartition(":")
+                far = socket.create_connection((host, int(port)))
+                self._sockets += [near, far]
+                for source, target, seconds in ((near, far, 0.0), (far, near, self._seconds)):
+                    threading.Thread(target=self._carry, args=(source, target, seconds), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            while content := source.recv(1 << 16):
+                time.sleep(seconds)
+                target.sendall(content)
+
+
+def test_a_server_that_is_slow_to_greet_is_reached_at_the_first_attempt(call: Call, server: Any, video: bytes) -> None:
+    with Distance(server.target, 0.3) as distance:
+        answer = call(distance.target, "label", video, client={"retries": 0})
+    assert answer.labels
+    assert len(server.requests) == 1
 
 
 def test_transient_errors_are_tried_again(call: Call, server: Any, video: bytes) -> None:

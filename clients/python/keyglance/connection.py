@@ -129,8 +129,9 @@ def _options(target: str, tls: object, max_message_bytes: int) -> list[tuple[str
         ("grpc.primary_user_agent", f"keyglance-python/{packages.version('keyglance')}"),
         # gRPC's second between connection attempts would let our first retries meet the old failure again.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # How long an attempt may take, in spite of its name: TLS with a server far away, or with one that is busy, takes a while.
+        ("grpc.min_reconnect_backoff_ms", 5000),
     ]
     if _is_local(target):
         options.append(("grpc.enable_http_proxy", 0))
