@@ -18,7 +18,7 @@ from server.urgency import Urgency
 
 #: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
-#: The fewest: where a third of the time is waiting for the batch before, measured times alone might let batches run half empty.
+#: The fewest: where a fifth of the time is waiting for the batch before, measured times alone might let batches run half empty.
 _LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 12, 2
 #: Places of a short room at the least.
 _LEAST_ROOM = 4
