@@ -29,19 +29,18 @@ import numpy as np
 
 from decoder_pool.nvdec.gpu import Gpu, GpuUnusable
 from decoder_pool.picture import Picture
-from keyglance.errors import KeyglanceError
 from keyglance.mp4 import BytesSource, read_index
 from keyglance.sampling import SamplingLimits, SamplingPolicy, plan
 from loadtest import report
-from loadtest.generator import Generator, GeneratorFailed
+from loadtest.generator import Generator
 from loadtest.gpu_alone import runners_for
 from loadtest.gpu_setup import FRAMES, Setup, facts
 from loadtest.load_summary import latencies
 from loadtest.mix import CallClass, Mix
 from loadtest.request_bytes import request_message
 from loadtest.saturation import closed_step
-from loadtest.server_process import ServerFailed, ServerProcess
-from loadtest.target import describe, environment
+from loadtest.server_process import ServerProcess
+from loadtest.target import FAILURES, describe, environment
 from models.fusion import FrameScores, Fusion
 from models.model_runner import ModelRunner
 from models.preprocess_cuda import locate
@@ -291,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 address = stack.enter_context(server).address
             about = describe(address)
             ways["keyglance"] = ours(address, clip, counts, options.seconds, options.processes)
-    except (GpuUnusable, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+    except (GpuUnusable, *FAILURES) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     figures = {**facts(options.commit), "server": about, "pictures": len(clip.places), "seconds": options.seconds}

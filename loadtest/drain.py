@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from keyglance.errors import Draining, KeyglanceError, ServerUnreachable
+from keyglance.errors import Draining, ServerUnreachable
 from keyglance.metrics_page import Between, NoMetrics, look
 from loadtest import schedule
-from loadtest.generator import NOT_SENT, Generator, GeneratorFailed, Record
-from loadtest.mix import Mix, MixError
+from loadtest.generator import NOT_SENT, Generator, Record
+from loadtest.mix import Mix
 from loadtest.server_process import ServerFailed, ServerProcess
-from loadtest.target import Target, add_options, keep, target
+from loadtest.target import FAILURES, Target, add_options, keep, target
 from loadtest.watch import counted
 
 #: Ends of calls that were in flight at SIGTERM which are right: answered, refused in order, out of their own time.
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about = server.about
             times = {"rate": options.rate, "before": options.before, "after": options.after}
             figures = run(server, server.generator(options), mix, **times, seed=options.seed)
-    except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+    except FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(text(figures))

@@ -16,12 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from keyglance.errors import KeyglanceError
 from loadtest import load_summary, schedule
-from loadtest.generator import NOT_SENT, Generator, GeneratorFailed
-from loadtest.mix import Mix, MixError
-from loadtest.server_process import ServerFailed
-from loadtest.target import add_options, keep, target
+from loadtest.generator import NOT_SENT, Generator
+from loadtest.mix import Mix
+from loadtest.target import FAILURES, add_options, keep, target
 from loadtest.watch import Watch
 
 
@@ -82,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = {"rate": options.rate, "seconds": options.seconds, "warm_up": options.warm_up, "seed": options.seed}
             figures = run(server.generator(options), mix, server.watch(), **settings)
             about = server.about
-    except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+    except FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     wide_console().print(table(figures))

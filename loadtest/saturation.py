@@ -21,12 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyglance.errors import KeyglanceError
 from loadtest import drain, load_summary, poisson, report
 from loadtest.generator import Generator, GeneratorFailed
-from loadtest.mix import Mix, MixError
-from loadtest.server_process import ServerFailed
-from loadtest.target import add_options, keep, target
+from loadtest.mix import Mix
+from loadtest.target import FAILURES, add_options, keep, target
 from loadtest.watch import Watch
 
 #: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
@@ -173,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     server, generator, mix, rate=options.overload * peak, before=_BEFORE, after=_AFTER, seed=options.seed
                 )
                 console.print(f"\n{drain.text(ended)}")
-    except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+    except FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = [f"{name}: {fault}" for name, figures in open_loops.items() for fault in poisson.faults(figures)]

@@ -13,12 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keyglance.errors import KeyglanceError
 from loadtest import poisson
-from loadtest.generator import Generator, GeneratorFailed
+from loadtest.generator import Generator
 from loadtest.mix import Mix, MixError
-from loadtest.server_process import ServerFailed
-from loadtest.target import Target, add_options, keep, target
+from loadtest.target import FAILURES, Target, add_options, keep, target
 
 _WARM_UP = 2.0  # seconds of each turn that do not count
 
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = {"rate": options.rate, "seconds": options.seconds, "turns": options.turns, "seed": options.seed}
             figures = compare(server, server.generator(options), mix, options.software, **settings)
             about = server.about
-    except (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError) as error:
+    except FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = [fault for runs in figures["turns"].values() for run in runs for fault in poisson.faults(run)]

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from keyglance import Client
+from keyglance.errors import KeyglanceError
 from loadtest import gpu_setup, report
-from loadtest.generator import Generator
-from loadtest.mix import MIXES, Mix
-from loadtest.server_process import ServerProcess
+from loadtest.generator import Generator, GeneratorFailed
+from loadtest.mix import MIXES, Mix, MixError
+from loadtest.server_process import ServerFailed, ServerProcess
 from loadtest.watch import Watch
 
 ROOT = Path(__file__).parent.parent
+#: What ends a load test with a sentence and without figures: a mix, a server, a generator or a setting that is no good.
+FAILURES = (MixError, ServerFailed, GeneratorFailed, KeyglanceError, ValueError, OSError)
 #: In which a server must have started: on a GPU every graph is captured first.
 START_SECONDS = 300.0
 
