@@ -356,8 +356,8 @@ class DeviceEnsemble:
         frames, late = self._frames.take(now, most)
         if frames:
             self._outstanding += 1
-            took = self._pace * self.plan.cost(len(frames))
-            self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + took
+            takes = self._pace * self.plan.cost(len(frames))
+            self._ends = max(now, self._ends if self._outstanding > 1 else 0.0) + takes
             for name in frames[0].group.models:
                 self._in_flight[name] += len(frames)
                 self._fill[name][len(frames)] += 1
@@ -429,10 +429,10 @@ class DeviceEnsemble:
             outputs = _outputs(runs[-1]) if runs else {}
         finally:
             ended = time.monotonic()
-            took = (ended - max(batch.began, self._ended)) / self.plan.cost(len(batch.frames))
+            pace = (ended - max(batch.began, self._ended)) / self.plan.cost(len(batch.frames))
             self._ended = ended
             with self._changed:  # the next batch may begin while the last one is read
-                self._pace += _SHARE * (min(max(took, _FASTEST), _SLOWEST) - self._pace)
+                self._pace += _SHARE * (min(max(pace, _FASTEST), _SLOWEST) - self._pace)
                 self._outstanding -= 1
                 for run in runs:
                     self._in_flight[run.runner.manifest.name] -= len(batch.frames)
