@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest import report
+from loadtest.figures import load
 from loadtest.figures.pages import PAGES, PageError, blocks, filled
 from loadtest.figures.results import Results, counted, listed, number, wrapped
 from loadtest.figures.section import Hardware, commit
@@ -249,3 +250,21 @@ def test_every_tracked_result_is_named_in_the_performance_page_or_known_not_to_b
     elsewhere = {"gpu_decode", "gpu_networks", "gpu_preprocess"}
     page = (ROOT / "docs" / "performance.md").read_text()
     assert {name for name in NAMES if f"[{name}.json]" not in page} <= elsewhere
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "settings", "told"),
+    [
+        ("cpu (no GPU: CuPy is not installed, there is no module cupy)", None, ["server.fronts=2"], "2 fronts"),
+        ("NVIDIA H200", "NVIDIA H200", [], ""),
+        ("NVIDIA H200", "NVIDIA H200", ["server.fronts=3"], "3 fronts"),
+        ("NVIDIA H200", "NVIDIA H200", ["server.fronts=3", "server.engines_per_gpu=2"], "3 fronts and 2 engines on a GPU"),
+        ("NVIDIA H200, NVIDIA H200", "NVIDIA H200", ["server.fronts=6"], "6 fronts and 1 engine on each of 2 GPUs"),
+    ],
+)
+def test_what_a_server_was_made_of(device: str, gpu: str | None, settings: list[str], told: str) -> None:
+    figures = json.loads((report.RESULTS / "saturation_gpu.json").read_text())
+    figures["server"]["device"], figures["generator"]["settings"] = device, settings
+    if gpu is None:
+        del figures["gpu"]
+    assert load._fronts(figures) == told

@@ -64,17 +64,18 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
 
 
 def _gpus(told: Figures) -> int:
-    """A server of several GPUs names each."""
-    return len(told["server"]["device"].split(", "))
+    """How many a server has, which names each; 1 without any."""
+    return len(told["server"]["device"].split(", ")) if Hardware.of(told).gpu else 1
 
 
 def _fronts(told: Figures) -> str:
-    """3 fronts, or 3 fronts and 2 engines on a GPU."""
+    """3 fronts, or 3 fronts and 2 engines on a GPU, or on each of several."""
     if not (fronts := _setting(told, "server.fronts", 0)):
         return ""
-    engines = _engines(told)
-    shared = f" and {engines} engines on {'each' if _gpus(told) > 1 else 'a'} GPU" if engines > 1 else ""
-    return counted(fronts, "front") + shared
+    engines, gpus = _engines(told), _gpus(told)
+    if gpus > 1:
+        return f"{counted(fronts, 'front')} and {counted(engines, 'engine')} on each of {gpus} GPUs"
+    return counted(fronts, "front") + (f" and {engines} engines on a GPU" if engines > 1 else "")
 
 
 def _engines(told: Figures) -> int:
@@ -195,14 +196,15 @@ def _why(told: Figures, results: Results) -> list[str]:
             f"{one['refused_without_retry_info'] or 'none'} without a time to come back."
         )
     if Hardware.of(told).gpu and (ideal := results.get("queue_floor")) is not None:
-        rate = told["steady"]["rate_per_s"]
+        rate = told["steady"]["rate_per_s"] / _gpus(told)  # the floor is one GPU's
         slower = [row for row in ideal["floor"]["shares"] if row["rate_per_s"] <= rate]  # by rate
         if slower:
+            where = "each GPU" if _gpus(told) > 1 else "this GPU"
             row, latency = slower[-1], slower[-1]["latency_ms"]
             found.append(
                 f"A server that only waited for its models, in batches as dear as those measured alone, would answer "
                 f"{number(row['rate_per_s'])} calls/s with a p50 of {ms(latency['p50'])} and a p99 of {ms(latency['p99'])} "
-                f"({link('queue_floor')}); nothing below that can be reached at {number(rate)} with these models on this GPU."
+                f"({link('queue_floor')}); nothing below that can be reached at {number(rate)} with these models on {where}."
             )
     if one["answered_ms"]:
         waits = (f"{share} after {ms(one['answered_ms'][name])} or more" for share, name in _SLOW.items())
