@@ -37,6 +37,8 @@ _FORMATS = {("420", 1): "NV12", ("420", 2): "P016", ("444", 1): "YUV444", ("444"
 _END_OF_STREAM, _END_OF_PICTURE = 1, 8  # CUVID_PKT_ENDOFSTREAM, CUVID_PKT_ENDOFPICTURE
 #: What the library prints for a picture whose decoding status is an error, concealed or not (`cuvidGetDecodeStatus`).
 _DAMAGE = "Decode Error occurred"
+#: What calls get while somebody else in the process captures a CUDA graph (CUDA Runtime API, cudaError, cudaErrorStreamCapture…).
+_CAPTURE = range(900, 909)
 
 
 class GpuUnusable(Exception):
@@ -80,14 +82,17 @@ class Gpu:
         return Bounds(told["width_min"], told["height_min"], told["width_max"], told["height_max"], told["mb_num_max"])
 
     def check(self) -> str | None:
-        """What is wrong with the GPU, None if nothing: after an error in a decoder this tells whether it is lost."""
+        """What is wrong with the GPU, None if nothing: after an error in a decoder this tells whether it is lost.
+
+        An error that only says that a graph is being captured elsewhere in the process is none: it ends with the capture.
+        """
         try:
             with self.cupy.cuda.Device(self.device):
                 stream = self.cupy.cuda.Stream(non_blocking=True)
                 stream.synchronize()
                 self.cupy.cuda.runtime.memGetInfo()
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return None if getattr(error, "status", None) in _CAPTURE else f"{type(error).__name__}: {error}"
         return None
 
 

@@ -625,3 +625,20 @@ class TestArena:
         arena = FrameArena({1000: 1}, fake_gpu().cupy.empty)
         with pytest.raises(ValueError, match="largest slot has 1024"):
             await arena.lease(2000)
+
+
+@pytest.mark.parametrize(("status", "lost"), [(900, False), (906, False), (908, False), (2, True), (700, True), (None, True)])
+def test_a_capture_elsewhere_in_the_process_is_no_lost_gpu(status: int | None, lost: bool) -> None:
+    class Failed(Exception):
+        pass
+
+    gpu = fake_gpu()
+    assert gpu.check() is None
+
+    def ask() -> None:
+        error = Failed("no")
+        error.status = status  # type: ignore[attr-defined]
+        raise error
+
+    gpu.cupy.cuda.runtime.memGetInfo = ask
+    assert (gpu.check() == "Failed: no") is lost
