@@ -293,6 +293,7 @@ def networks(bench: Bench, figures: Figures) -> None:
     """Each model alone, without preprocessing and copies of results: median ms by bucket."""
     plain: Mapping[str, Any] = {}
     nchw = {"provider_options": {"prefer_nhwc": "0"}}
+    searches = {name: {"provider_options": {"cudnn_conv_algo_search": name.upper()}} for name in ("heuristic", "exhaustive")}
     variants: list[tuple[str, Precision, bool, Mapping[str, Any], tuple[int, ...]]] = [
         ("float32, graph", Precision.FLOAT32, True, plain, BUCKETS),
         ("tf32, graph", Precision.TF32, True, plain, BUCKETS),
@@ -300,6 +301,8 @@ def networks(bench: Bench, figures: Figures) -> None:
         ("float16, no graph", Precision.FLOAT16, False, plain, BUCKETS),
         ("float32, no graph", Precision.FLOAT32, False, plain, (8, 64)),
         ("float16 NCHW, graph", Precision.FLOAT16, True, nchw, (8, 64)),
+        ("float32, heuristic search, graph", Precision.FLOAT32, True, searches["heuristic"], (8, 64)),
+        ("float16, exhaustive search, graph", Precision.FLOAT16, True, searches["exhaustive"], (8, 64)),
     ]
     for model in bench.models:
         manifest = one_canvas(model.manifest, model.manifest.inputs.geometry.canvases[0])
