@@ -35,17 +35,18 @@ class ConcurrencyLimit:
         """Calls at once, `least` to `most`."""
         return math.floor(self._value)
 
-    def observe(self, served: float, worked: float, *, short: bool) -> None:
+    def observe(self, served: float, worked: float, *, short: bool, places: int | None = None) -> None:
         """A call was answered `served` seconds after it had its place, in which the engine worked for it for `worked` seconds.
 
-        `short`: calls wait for places.
+        `short`: calls wait for places. `places`: how many of the limit's are this front's; default: all. The limit is set anew
+        once as many calls have ended, so that they had it.
         """
         if not short:
             return
         self._calls += 1
         self._served += served
         self._worked += min(worked, served)
-        if self._calls < max(_LEAST_CALLS, self.value) or not self._served:
+        if self._calls < max(_LEAST_CALLS, self.value if places is None else places) or not self._served:
             return
         worked_on = self._value * self._worked / self._served
         self._value = min(max(worked_on * self._headroom + 1, self.least), self.most)

@@ -381,12 +381,12 @@ class OverloadSection(_Section):
 
     least_calls: int = Field(
         default=0,
-        description="Calls worked on at once at the least, in each front; 0: 4, on a GPU 12 (two batches), shared by the fronts.",
+        description="Calls worked on at once at the least, on each GPU, by all fronts together; 0: 4, on a GPU 12.",
         ge=0,
     )
     most_calls: PositiveInt = Field(
         default=64,
-        description="Calls worked on at once at the most, on each GPU, shared by the fronts; in between it follows from times.",
+        description="Calls worked on at once at the most, on each GPU, by all fronts together; in between it follows from times.",
     )
     headroom: float = Field(
         default=1.25,

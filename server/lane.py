@@ -10,12 +10,14 @@ from collections.abc import Callable
 from keyglance.errors import DeadlineExceeded, KeyglanceError, Overloaded
 from server.concurrency_limit import ConcurrencyLimit
 from server.engine import Priority
+from server.front_share import FrontShare
 from server.load_signal import LoadSignal
+from server.recent_count import RecentCount
 from server.service_times import ServiceTimes
 from server.urgency import Urgency
 from server.waiting_room import Waiter, WaitingRoom
 
-#: Places of a short room, by places in which calls are worked on: a quarter of what a call takes is waited at the most.
+#: Places of a short room, by calls that are worked on: a quarter of what one takes is waited at the most.
 _SHORT = 0.25
 #: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
 _MUCH_LESS = 0.75
@@ -33,9 +35,13 @@ REFUSALS = ("calls", "room", "evicted", "deadline", "too_short")
 class Lane:
     """At most `limit` calls are worked on, at most `waiting` wait; what cannot be in time is refused when it comes.
 
+    Where several fronts have a lane each over one engine, the limit is what all of them work on, and this one's places are its
+    `share` of it by demand: what is worked on and waits, and what was refused in the time that a call takes. So callers get the
+    same from every front, however unevenly their connections fall to them.
+
     As long as no call of a priority has to be refused, its calls may wait for as long as their deadlines allow. Where some must
     be refused in any case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is
-    short for this priority, `least_room` places at the least: it counts who waits that is as urgent or more.
+    short for this priority, `least_room` of all fronts at the least: it counts who waits that is as urgent or more.
 
     `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
     refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
@@ -49,6 +55,7 @@ class Lane:
         waiting: int,
         least_room: int,
         settle: float,
+        share: FrontShare | None = None,
         clock: Callable[[], float],
         refused: Refused = lambda reason, priority: None,
     ) -> None:
@@ -62,6 +69,8 @@ class Lane:
         self._in_work: Counter[str] = Counter()
         self._clock = clock
         self._refused = refused
+        self._share = share or FrontShare()
+        self._turned_away = RecentCount()
         self._load = LoadSignal(settle)
         self._loads = {priority: LoadSignal(settle) for priority in Priority}
 
@@ -70,11 +79,17 @@ class Lane:
         """0 to 1, as it was when a call came last or the room became empty."""
         return self._load.value
 
+    @property
+    def places(self) -> int:
+        """Calls that may be worked on here now, 1 or more."""
+        return self._part(self.limit.value, self._demand())
+
     def room(self, priority: Priority) -> int:
         """Calls of this or a more urgent priority that may wait now."""
         if not self._loads[priority].strained:
             return self.longest_room
-        return min(self.longest_room, max(self._least_room, int(self.limit.value * _SHORT)))
+        short = self._part(max(self._least_room, self.limit.value * _SHORT), self._demand())
+        return min(self.longest_room, short)
 
     def waiting(self, priority: Priority | None = None) -> int:
         """Calls that wait, of one priority or of all."""
@@ -83,7 +98,7 @@ class Lane:
     def capacity(self) -> float | None:
         """Calls a second that can be worked on, None where that is not known."""
         mean = self.times.mean(self._clock())
-        return self.limit.value / mean if mean else None
+        return self.places / mean if mean else None
 
     def retry_after(self) -> float:
         """Seconds in which all that is here now should be done."""
@@ -100,6 +115,7 @@ class Lane:
 
     def overrun(self, priority: Priority) -> None:
         """A call was refused before it came here, because there are too many."""
+        self._count_refused()
         self._tell(1.0, priority)
 
     async def enter(self, urgency: Urgency) -> None:
@@ -115,6 +131,7 @@ class Lane:
             self._turn_away(weakest, "evicted", "room was made for a more urgent call, or for one of a caller with fewer of them")
         granted = asyncio.get_running_loop().create_future()
         waiter = self._room.add(urgency, granted)
+        self._share.tell(self._demand())
         try:
             async with asyncio.timeout(self._patience(urgency)) as patience:
                 await granted
@@ -144,15 +161,38 @@ class Lane:
         before = self.limit.value
         if worked is None:
             # Whoever had a place was expected to be in time: there are too many at once, whether or not others wait.
-            self.limit.observe(served, 0.0, short=True)
+            self.limit.observe(served, 0.0, short=True, places=self.places)
         else:
-            self.limit.observe(served, worked, short=len(self._room) > 0)
+            self.limit.observe(served, worked, short=len(self._room) > 0, places=self.places)
         if self.limit.value < before * _MUCH_LESS:
             self.times.scale(self.limit.value / before)  # they were measured among more calls, each of which took longer for it
 
     @property
     def _is_free(self) -> bool:
-        return not self._room and self.serving < self.limit.value
+        return not self._room and self.serving < self._part(self.limit.value, self._demand() + 1)
+
+    def _demand(self) -> float:
+        """Calls that could be worked on here at once, if there were places for all.
+
+        Of those that wait no more than there are places at all: a front with a long queue would starve those that refuse.
+        """
+        waiting = len(self._room)
+        if not self.serving + waiting:
+            return 0.0  # what was refused long ago fades only while something is told
+        return self.serving + min(waiting, self.limit.value) + self._turned_away.value(self._clock(), self._usual)
+
+    def _part(self, whole: float, demand: float) -> int:
+        """Of what all fronts share, rounded, but 1 at the least: every front can do something."""
+        return max(1, round(whole * self._share.of(demand)))
+
+    @property
+    def _usual(self) -> float:
+        """Seconds that a call takes, as far as is known."""
+        return self.times.mean(self._clock()) or _RETRY
+
+    def _count_refused(self) -> None:
+        self._turned_away.add(self._clock(), self._usual)
+        self._share.tell(self._demand())
 
     def _judge(self, urgency: Urgency) -> tuple[KeyglanceError | None, float]:
         """Why a call should be refused, if it should, and the load that it meets."""
@@ -167,7 +207,7 @@ class Lane:
         if self._is_full(urgency) and self._weakest(urgency) is None:
             return self._overloaded(urgency, "room", f"{len(self._room)} calls wait already, {self.serving} are worked on"), 1.0
         mean = self.times.mean(now)
-        wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.limit.value
+        wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.places
         if usual is not None and wait > left:
             expected = f"about {wait:.3g} s to wait and {usual:.3g} s of work are expected"
             return self._overloaded(urgency, "deadline", f"{expected}, {urgency.deadline - now:.3g} s are left"), 1.0
@@ -189,6 +229,7 @@ class Lane:
 
     def _overloaded(self, urgency: Urgency, reason: str, why: str) -> Overloaded:
         self._refused(reason, urgency.priority)
+        self._count_refused()
         return Overloaded(f"too many calls: {why}", facts={"refused": reason}, retry_after=self.retry_after())
 
     def _too_short(self, urgency: Urgency, usual: float, now: float) -> DeadlineExceeded:
@@ -210,6 +251,7 @@ class Lane:
         granted = waiter.item
         if not waiter.gone:
             self._room.remove(waiter)
+            self._share.tell(self._demand())
             self._look_whether_empty()
         elif granted.done() and not granted.cancelled() and granted.exception() is None:
             self.release(waiter.urgency.caller)  # it was granted in the same turn of the loop
@@ -222,10 +264,11 @@ class Lane:
     def _take(self, caller: str) -> None:
         self.serving += 1
         self._in_work[caller] += 1
+        self._share.tell(self._demand())
 
     def _grant(self) -> None:
         now = self._clock()
-        while self.serving < self.limit.value and (waiter := self._room.take(self._in_work)) is not None:
+        while self.serving < self.places and (waiter := self._room.take(self._in_work)) is not None:
             if waiter.item.done():  # cancelled
                 continue
             usual = self.times.median(waiter.urgency.kind, now)
@@ -235,6 +278,7 @@ class Lane:
                 continue
             self._take(waiter.urgency.caller)
             waiter.item.set_result(None)
+        self._share.tell(self._demand())
         self._look_whether_empty()
 
     def _look_whether_empty(self) -> None:
@@ -257,4 +301,4 @@ class Lane:
             self._turn_away(last, "room", f"{len(self._room)} calls wait before it, {self.serving} are worked on")
 
     def __repr__(self) -> str:
-        return f"<Lane {self.name}: {self.serving} of {self.limit.value} calls, {len(self._room)} wait>"
+        return f"<Lane {self.name}: {self.serving} of {self.places} calls, {len(self._room)} wait>"

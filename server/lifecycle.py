@@ -23,6 +23,7 @@ from server import port_file as port_files
 from server.admission import Admission
 from server.config import Config, ServerSection
 from server.engine import Engine
+from server.front_share import FrontShare
 from server.health import HealthServicer
 from server.interceptors import ENVELOPE, CallInterceptor
 from server.lasting_objects import spare_the_collector
@@ -62,11 +63,15 @@ class Component(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a server serves: the servicer, the engine below it, and what else has to run (an indexer)."""
+    """What a server serves: the servicer, the engine below it, and what else has to run (an indexer).
+
+    `shares`: where several fronts share the engine, this one's of the places, by lane (`server.overload.LaneName`).
+    """
 
     servicer: keyglance_pb2_grpc.ShortVideoLabelerServicer
     engine: Engine
     others: tuple[Component, ...] = ()
+    shares: tuple[FrontShare, ...] = ()
 
 
 #: Makes the parts without starting them; raises what is wrong with models, policies and the like.
@@ -133,7 +138,7 @@ class Server:
             calls=config.server.concurrent_calls,
             on_gpu=bool(about.hardware),
             devices=about.devices if about.hardware else 1,  # engines without a GPU have the same processors
-            fronts=max(1, config.server.fronts),
+            shares=parts.shares,
             refused=telemetry.metrics.refused,
         )
         self._admission = Admission(config.server.concurrent_calls, overload)

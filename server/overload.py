@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from keyglance.errors import Overloaded
 from server.concurrency_limit import ConcurrencyLimit
 from server.config import OverloadSection
 from server.engine import Priority
+from server.front_share import FrontShare
 from server.lane import Lane
 from server.load_steps import LoadSteps
 from server.quality import FULL, Quality
@@ -77,8 +79,8 @@ class Place:
 
 class Overload:
     """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
-    `calls`: most calls at once of all, worked on or waiting; `fronts`: processes that share the engine's `devices`, each with its
-    own lanes.
+    `calls`: most calls at once of all, worked on or waiting. Several fronts have lanes each over the engine's `devices`: `shares`
+    are this one's by lane, without any it has all places.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -91,17 +93,16 @@ class Overload:
         calls: int = 256,
         on_gpu: bool = False,
         devices: int = 1,
-        fronts: int = 1,
+        shares: Sequence[FrontShare] = (),
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
     ) -> None:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
-        # Places of all fronts are shared: else each further one would only make calls wait longer.
-        most = _share(settings.most_calls * devices, fronts)
-        least = min(settings.least_calls or _share((_LEAST_ON_GPU if on_gpu else _LEAST) * devices, fronts), most)
+        most = settings.most_calls * devices
+        least = min((settings.least_calls or (_LEAST_ON_GPU if on_gpu else _LEAST)) * devices, most)
         in_software = max(1, min(software_calls, most))
-        first = min(max(_FIRST * devices // fronts, least), most)
+        first = min(max(_FIRST * devices, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
         # neither worked on nor in the room, but on their way.
         waiting = min(settings.waiting, max(0, calls - first - calls // _ON_THEIR_WAY))
@@ -119,12 +120,15 @@ class Overload:
                 name,
                 ConcurrencyLimit(first=first, least=low, most=high, headroom=settings.headroom),
                 waiting=waiting,
-                least_room=_share(_LEAST_ROOM, fronts),
+                least_room=_LEAST_ROOM,
                 settle=settings.settle,
+                share=share,
                 clock=clock,
                 refused=lambda reason, priority, name=name: refused(name, reason, priority),  # type: ignore[misc]
             )
-            for name, (first, low, high, waiting) in limits.items()
+            for (name, (first, low, high, waiting)), share in zip(
+                limits.items(), shares or itertools.repeat(None, len(limits)), strict=True
+            )
         }
         self.steps = LoadSteps([step.load for step in settings.steps], settle=settings.settle, hold=settings.hold)
         self._qualities = (FULL, *(Quality(step.frames, frozenset(step.leave_out)) for step in settings.steps))
@@ -165,8 +169,3 @@ class Overload:
     def __repr__(self) -> str:
         lanes = ", ".join(repr(lane) for lane in self.lanes.values())
         return f"<Overload {lanes}, {self.steps!r}>"
-
-
-def _share(of_all: int, fronts: int) -> int:
-    """One front's part, of which every one has some."""
-    return -(-of_all // fronts)

@@ -48,7 +48,7 @@ def calls_readings(admission: Admission, budget: ReceiveBudget) -> Iterator[Read
     for name, lane in admission.overload.lanes.items():
         label = {"lane": str(name)}
         yield Reading(CALLS_SERVING, lane.serving, label)
-        yield Reading(CALLS_PLACES, lane.limit.value, label)
+        yield Reading(CALLS_PLACES, lane.places, label)
         yield Reading(LOAD, lane.load, label)
         for priority in Priority:
             waiting = QueueStats("turn", lane.waiting(priority), lane.longest_room, str(name), priority.name.lower())

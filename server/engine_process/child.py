@@ -32,33 +32,39 @@ _MOST_FDS = 65536  # what is enough for every call to hold some; the kernel's ow
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the supervisor tells a process: the whole configuration as it has it, and how many engines there are."""
+    """What the supervisor tells a process: the whole configuration as it has it, how many engines there are, and its own number
+    among those of its kind.
+    """
 
     config: Config
     engines: int
+    number: int = 0
 
     def to_json(self) -> bytes:
         """For the first frame."""
-        return json.dumps({"config": self.config.model_dump(mode="json"), "engines": self.engines}).encode()
+        told = {"config": self.config.model_dump(mode="json"), "engines": self.engines, "number": self.number}
+        return json.dumps(told).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Settings:
         """Out of the first frame. File, environment and command line are the supervisor's to read: all of it is given."""
         values = json.loads(body)
-        return cls(Config.load(overrides=values["config"]), values["engines"])
+        return cls(Config.load(overrides=values["config"]), values["engines"], values["number"])
 
 
 class Child:
     """The process's end of the connection to its supervisor, on the running loop.
 
     `ending` is set when it is to finish. `on_peer` gets the number and the socket of each engine or front that it is connected
-    with. A supervisor that is gone ends the process at once.
+    with. `demands` is the descriptor of what fronts tell one another (`server.front_share.FrontDemands`), None for others; it is
+    there with the settings, and theirs who takes it. A supervisor that is gone ends the process at once.
     """
 
     def __init__(self, name: str, sock: socket.socket) -> None:
         self.name = name
         self.ending = asyncio.Event()
         self.on_peer: Callable[[int, socket.socket], None] | None = None
+        self.demands: int | None = None
         self._settings: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
         self._early: list[tuple[int, socket.socket]] = []
         self._connection = Connection(sock, on_frame=self._take, on_lost=self._orphaned, name="supervisor")
@@ -94,7 +100,8 @@ class Child:
                     self.on_peer(frame.number, sock)
             case ControlKind.END:
                 self.ending.set()
-            case ControlKind.SETTINGS if not self._settings.done():
+            case ControlKind.SETTINGS if not self._settings.done() and len(frame.fds) < 2:
+                self.demands = next(iter(frame.fds), None)
                 self._settings.set_result(Settings.from_json(frame.body))
             case kind:
                 raise BrokenProtocol(f"a frame of kind {kind}")

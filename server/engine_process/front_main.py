@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable
@@ -11,8 +12,11 @@ from server.config import Config
 from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_group import EngineGroup
+from server.front_share import FrontDemands
 from server.lifecycle import Parts, serve_until
+from server.overload import LaneName
 from server.profile import profile_of
+from server.start_error import StartError
 from server.telemetry import Telemetry
 
 _log = logging.getLogger("server.engine_process.front_main")  # not __main__, which it is
@@ -27,6 +31,9 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
     """Serves gRPC over the engines that the supervisor connects, until it is told to end; then drains."""
     config = settings.config
     console = sys.stderr if config.telemetry.console else None
+    if child.demands is None:
+        raise StartError("the supervisor did not say where fronts tell one another of their calls")
+    demands = FrontDemands.adopt(child.demands, lanes=len(LaneName), fronts=config.server.fronts)
     engines = EngineGroup(settings.engines, sharers=config.server.sharers)
     child.listen(engines.attach)
     if await first_of(engines.known(), child.ending.wait()) == 1:
@@ -47,7 +54,9 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
             child.ending,
             config,
             telemetry,
-            lambda config, telemetry: make_front(config, telemetry, engines),
+            lambda config, telemetry: dataclasses.replace(
+                make_front(config, telemetry, engines), shares=demands.shares(settings.number)
+            ),
             bound=child.ready,
         )
     finally:

@@ -17,6 +17,8 @@ from server.engine_process.child import Settings
 from server.engine_process.listening import ReservedAddress
 from server.engine_process.supervised import SupervisedProcess
 from server.engine_process.wire import pair
+from server.front_share import FrontDemands
+from server.overload import LaneName
 from server.start_error import StartError
 
 _log = logging.getLogger(__name__)
@@ -80,10 +82,11 @@ class Supervisor:
 
         def place(kind: str, number: int, module: str, config: Config) -> _Place:
             name = f"{kind}-{number}"
-            return _Place(name, number, module, Settings(adapt(name, config), engines))
+            return _Place(name, number, module, Settings(adapt(name, config), engines, number))
 
         self._engines = [place("engine", number, engine_module, engine_config(config, number)) for number in range(engines)]
         self._fronts = [place("front", number, front_module, front) for number in range(config.server.fronts)]
+        self._demands = FrontDemands.allocate(lanes=len(LaneName), fronts=len(self._fronts))
 
     async def run(self, stop: asyncio.Event, *, bound: Callable[[str], None] = lambda _: None) -> bool:
         """Runs everything until `stop` is set, then drains: fronts first, then engines. `bound` gets the address once all listen.
@@ -112,6 +115,7 @@ class Supervisor:
                     place.process.kill("the server ends")
                     await place.process.gone(_ENGINE_END)
             self._reserved.close()
+            self._demands.close()
 
     def state(self) -> tuple[PlaceState, ...]:
         """How fronts and engines stand."""
@@ -138,12 +142,19 @@ class Supervisor:
         """Has the place filled, process after process."""
         failures = 0
         while True:
+            is_front = place in self._fronts
             process = place.process = SupervisedProcess(
-                place.name, place.module, place.settings, heartbeat=self._config.server.heartbeat
+                place.name,
+                place.module,
+                place.settings,
+                heartbeat=self._config.server.heartbeat,
+                demands=self._demands.fd if is_front else None,
             )
             begin = time.monotonic()
             how = await self._live(place, process)
             process.close()
+            if is_front:
+                self._demands.forget(place.number)
             if not place.was_ready.is_set():
                 raise StartError(process.failure or f"{place.name} {how} before it was ready")
             failures = 0 if time.monotonic() - begin > _SETTLED else failures + 1

@@ -106,7 +106,10 @@ class ScriptedEngine:
 
 
 def descriptors(pid: int | str = "self") -> Mapping[str, int]:
-    """How many descriptors a process has open, by what they lead to: `memfd`, `socket`, …"""
+    """How many descriptors a process has open, by what they lead to: `memfd`, `socket`, …
+
+    Memory that all fronts have for as long as they live is a kind of its own.
+    """
     kinds: dict[str, int] = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -114,5 +117,7 @@ def descriptors(pid: int | str = "self") -> Mapping[str, int]:
         except OSError:
             continue
         kind = "memfd" if target.startswith("/memfd:") else target.partition(":")[0]
+        if target.startswith("/memfd:keyglance-fronts"):
+            kind = "fronts"
         kinds[kind] = kinds.get(kind, 0) + 1
     return kinds

@@ -116,11 +116,7 @@ def test_the_room_never_reaches_the_limit_on_all_calls() -> None:
     [
         ({}, 4, 16, 4),
         ({"on_gpu": True}, 12, 16, 4),
-        ({"fronts": 2}, 2, 8, 2),
-        ({"on_gpu": True, "fronts": 2}, 6, 8, 2),
-        ({"on_gpu": True, "fronts": 8}, 2, 2, 1),
-        ({"fronts": 8}, 1, 2, 1),
-        ({"on_gpu": True, "fronts": 4, "devices": 2}, 6, 8, 1),
+        ({"on_gpu": True, "devices": 2}, 24, 32, 4),
     ],
 )
 def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, first: int, room: int) -> None:
@@ -132,9 +128,8 @@ def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, fi
         for _ in range(64):
             limit.observe(1.0, 0.01, short=True)
     assert lane.room(Priority.NORMAL) == max(room, least // 4)
-    each = engine.get("fronts", 1) // engine.get("devices", 1)
-    given = Overload(OverloadSection(least_calls=3, most_calls=3 * each), **engine).lanes[LaneName.MAIN].limit
-    assert (given.least, given.value, given.most) == (3, 3, 3)
+    given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
+    assert (given.least, given.value, given.most) == (3 * engine.get("devices", 1),) * 3
 
 
 def test_what_is_told_of_lanes() -> None:
