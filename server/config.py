@@ -381,7 +381,7 @@ class OverloadSection(_Section):
 
     least_calls: int = Field(
         default=0,
-        description="Calls worked on at once at the least, on each GPU, by all fronts together; 0: 4, on a GPU 12.",
+        description="Calls worked on at once at the least, for each engine, by all fronts together; 0: 4, on a GPU 10.",
         ge=0,
     )
     most_calls: PositiveInt = Field(

@@ -1,23 +1,31 @@
-"""Which part of the places each of several fronts has."""
+"""What several fronts of one server tell one another: how much each is asked for, and whether it has too much."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from decoder_pool.shared_bytes import SharedBytes
+from server.engine import Priority
+from server.lane_name import LaneName
 
 _SIZE = struct.calcsize("d")
+#: By lane: the demands of all fronts, then for each priority until when there is strain on them.
+_ROWS = 1 + len(Priority)
 
 
 class FrontShare:
-    """One front's part of what all fronts share: as large as its part of their demand.
+    """One front's part of a lane that all fronts share: as large as its part of their demand.
 
-    `demands` has a float64 for each front, in memory that all of them see, `number` is this one's. Each writes its own and reads
+    `rows` are the lane's in memory that all of them see (`FrontDemands`), `number` is this front's. Each writes its own and reads
     all, so nothing is locked: what is read may be a call old, and for a moment all parts together may be more than the whole.
+    Without rows the front is alone.
     """
 
-    def __init__(self, demands: memoryview[float] | None = None, number: int = 0) -> None:
-        self._demands = memoryview(bytearray(_SIZE)).cast("d") if demands is None else demands
+    def __init__(self, rows: Sequence[memoryview[float]] | None = None, number: int = 0) -> None:
+        rows = [memoryview(bytearray(_SIZE)).cast("d") for _ in range(_ROWS)] if rows is None else rows
+        self._demands, *strains = rows
+        self._strains = dict(zip(Priority, strains, strict=True))
         if not 0 <= number < len(self._demands):
             raise ValueError(f"front {number} of {len(self._demands)}; 0 to {len(self._demands) - 1} is allowed")
         self._number = number
@@ -31,29 +39,41 @@ class FrontShare:
         others = sum(self._demands) - self._demands[self._number]
         return 1.0 if others <= 0 else demand / (demand + others)
 
+    def strain(self, priority: Priority, until: float) -> None:
+        """Calls of this priority have to be refused here, and it is known until then, on `time.monotonic()`'s clock."""
+        self._strains[priority][self._number] = until
+
+    def strained_until(self, priority: Priority) -> float:
+        """Until when calls of this priority are known to be refused at any front; 0 where none were."""
+        return max(self._strains[priority])
+
     def __repr__(self) -> str:
         return f"<FrontShare of front {self._number}: {', '.join(f'{demand:.3g}' for demand in self._demands)}>"
 
 
 class FrontDemands:
-    """The demands of `fronts` fronts in each of `lanes` lanes, in shared memory that is owned; `close` gives it back."""
+    """What `fronts` fronts tell one another of each lane, in shared memory that is owned; `close` gives it back."""
 
-    def __init__(self, memory: SharedBytes, *, lanes: int, fronts: int) -> None:
-        if memory.size != (wanted := lanes * fronts * _SIZE):
-            raise ValueError(f"{lanes} lanes of {fronts} fronts take {wanted} bytes, not {memory.size}")
+    def __init__(self, memory: SharedBytes, *, fronts: int) -> None:
+        if memory.size != (wanted := self._bytes(fronts)):
+            raise ValueError(f"what {fronts} fronts tell takes {wanted} bytes, not {memory.size}")
         self._memory = memory
-        self._lanes, self._fronts = lanes, fronts
-        self._demands: memoryview[float] = memory.view().cast("d")
+        self._fronts = fronts
+        self._values: memoryview[float] = memory.view().cast("d")
+
+    @staticmethod
+    def _bytes(fronts: int) -> int:
+        return len(LaneName) * _ROWS * fronts * _SIZE
 
     @classmethod
-    def allocate(cls, *, lanes: int, fronts: int) -> FrontDemands:
+    def allocate(cls, *, fronts: int) -> FrontDemands:
         """New ones, all 0."""
-        return cls(SharedBytes.allocate(lanes * fronts * _SIZE, "keyglance-fronts"), lanes=lanes, fronts=fronts)
+        return cls(SharedBytes.allocate(cls._bytes(fronts), "keyglance-fronts"), fronts=fronts)
 
     @classmethod
-    def adopt(cls, fd: int, *, lanes: int, fronts: int) -> FrontDemands:
+    def adopt(cls, fd: int, *, fronts: int) -> FrontDemands:
         """Those behind a descriptor that another process has given, which is taken over."""
-        return cls(SharedBytes(fd, lanes * fronts * _SIZE), lanes=lanes, fronts=fronts)
+        return cls(SharedBytes(fd, cls._bytes(fronts)), fronts=fronts)
 
     @property
     def fd(self) -> int:
@@ -62,16 +82,17 @@ class FrontDemands:
 
     def shares(self, front: int) -> tuple[FrontShare, ...]:
         """A front's, by lane."""
-        return tuple(
-            FrontShare(self._demands[lane * self._fronts : (lane + 1) * self._fronts], front) for lane in range(self._lanes)
-        )
+        rows = [self._values[begin : begin + self._fronts] for begin in range(0, len(self._values), self._fronts)]
+        return tuple(FrontShare(rows[lane * _ROWS : (lane + 1) * _ROWS], front) for lane in range(len(LaneName)))
 
     def forget(self, front: int) -> None:
         """The front is gone, and with it what it needed."""
         for share in self.shares(front):
             share.tell(0.0)
+            for priority in Priority:
+                share.strain(priority, 0.0)
 
     def close(self) -> None:
         """Gives the memory back; it goes with the last share."""
-        self._demands.release()
+        self._values.release()
         self._memory.close()

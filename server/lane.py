@@ -19,6 +19,14 @@ from server.waiting_room import Waiter, WaitingRoom
 
 #: Places of a short room, by calls that are worked on: a quarter of what one takes is waited at the most.
 _SHORT = 0.25
+#: Places of which one front can make use at the most, and how many it may have for each call that it has in the engine.
+_MOST_USEFUL, _IN_FRONT = 1024, 1.5
+#: Shares of calls for which there was no room at all: where it was the first for so many times the lane's `settle`, in which
+#: answers may be degraded instead, the room is short until it was below the second for long. That it is not more only says that
+#: others are let in, which then wait for as long as they can bear.
+_FULL_HOUSE, _HAD_ROOM, _LASTING = 0.1, 0.05, 5.0
+#: Seconds for which other fronts believe one that tells them of its strain.
+_TOLD = 5.0
 #: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
 _MUCH_LESS = 0.75
 #: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.
@@ -30,6 +38,8 @@ Refused = Callable[[str, Priority], None]
 #: Why calls are refused: too many calls at once, no room to wait in, room given to a more urgent call or to a caller with less,
 #: a deadline that would pass while the call waits, a deadline shorter than such calls take.
 REFUSALS = ("calls", "room", "evicted", "deadline", "too_short")
+#: Those that say that more came than there is room for, whatever deadlines they have.
+_WITHOUT_ROOM = ("calls", "room", "evicted")
 
 
 class Lane:
@@ -37,11 +47,13 @@ class Lane:
 
     Where several fronts have a lane each over one engine, the limit is what all of them work on, and this one's places are its
     `share` of it by demand: what is worked on and waits, and what was refused in the time that a call takes. So callers get the
-    same from every front, however unevenly their connections fall to them.
+    same from every front, however unevenly their connections fall to them. A front that has too much to do itself, whose calls
+    spend their time in it and not in the engine, needs no more places than it has calls there.
 
     As long as no call of a priority has to be refused, its calls may wait for as long as their deadlines allow. Where some must
-    be refused in any case, waiting helps nobody: those who come later wait as long, and as many are refused. Then the room is
-    short for this priority, `least_room` of all fronts at the least: it counts who waits that is as urgent or more.
+    be refused in any case, at this front or another, waiting helps nobody: those who come later wait as long, and as many are
+    refused. Then the room is short for this priority, `least_room` of all fronts at the least: it counts who waits that is as
+    urgent or more.
 
     `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
     refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
@@ -71,8 +83,13 @@ class Lane:
         self._refused = refused
         self._share = share or FrontShare()
         self._turned_away = RecentCount()
+        self._useful = ConcurrencyLimit(first=_MOST_USEFUL, least=1, most=_MOST_USEFUL, headroom=_IN_FRONT)
         self._load = LoadSignal(settle)
         self._loads = {priority: LoadSignal(settle) for priority in Priority}
+        self._short = dict.fromkeys(Priority, False)
+        self._no_room = {
+            priority: LoadSignal(settle, full=_FULL_HOUSE, relaxed=_HAD_ROOM, lasting=_LASTING * settle) for priority in Priority
+        }
 
     @property
     def load(self) -> float:
@@ -86,7 +103,7 @@ class Lane:
 
     def room(self, priority: Priority) -> int:
         """Calls of this or a more urgent priority that may wait now."""
-        if not self._loads[priority].strained:
+        if not self._is_strained(priority):
             return self.longest_room
         short = self._part(max(self._least_room, self.limit.value * _SHORT), self._demand())
         return min(self.longest_room, short)
@@ -110,12 +127,14 @@ class Lane:
         """A call comes. Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known."""
         refusal, load = self._judge(urgency)
         self._tell(load, urgency.priority)
+        if refusal is None:
+            self._no_room[urgency.priority].tell(0.0, self._clock())
         if refusal is not None:
             raise refusal
 
     def overrun(self, priority: Priority) -> None:
         """A call was refused before it came here, because there are too many."""
-        self._count_refused()
+        self._count_refused("calls", priority)
         self._tell(1.0, priority)
 
     async def enter(self, urgency: Urgency) -> None:
@@ -153,9 +172,10 @@ class Lane:
             del self._in_work[caller]
         self._grant()
 
-    def observe(self, urgency: Urgency, served: float, worked: float | None) -> None:
+    def observe(self, urgency: Urgency, served: float, worked: float | None, in_engine: float = math.inf) -> None:
         """A call that had a place ended `served` seconds later, with an answer for which the engine `worked` so long, or
-        without one because its deadline passed (None). To be told before its place is given back.
+        without one because its deadline passed (None). It was `in_engine` for so long, the rest in this front. To be told
+        before its place is given back.
         """
         self.times.add(urgency.kind, served, self._clock())
         before = self.limit.value
@@ -164,6 +184,7 @@ class Lane:
             self.limit.observe(served, 0.0, short=True, places=self.places)
         else:
             self.limit.observe(served, worked, short=len(self._room) > 0, places=self.places)
+            self._useful.observe(served, in_engine, short=len(self._room) > 0, places=self.places)
         if self.limit.value < before * _MUCH_LESS:
             self.times.scale(self.limit.value / before)  # they were measured among more calls, each of which took longer for it
 
@@ -172,14 +193,15 @@ class Lane:
         return not self._room and self.serving < self._part(self.limit.value, self._demand() + 1)
 
     def _demand(self) -> float:
-        """Calls that could be worked on here at once, if there were places for all.
+        """Calls that could be worked on here at once to some use, if there were places for all.
 
         Of those that wait no more than there are places at all: a front with a long queue would starve those that refuse.
         """
         waiting = len(self._room)
         if not self.serving + waiting:
             return 0.0  # what was refused long ago fades only while something is told
-        return self.serving + min(waiting, self.limit.value) + self._turned_away.value(self._clock(), self._usual)
+        wanted = self.serving + min(waiting, self.limit.value) + self._turned_away.value(self._clock(), self._usual)
+        return min(wanted, self._useful.value)
 
     def _part(self, whole: float, demand: float) -> int:
         """Of what all fronts share, rounded, but 1 at the least: every front can do something."""
@@ -190,8 +212,11 @@ class Lane:
         """Seconds that a call takes, as far as is known."""
         return self.times.mean(self._clock()) or _RETRY
 
-    def _count_refused(self) -> None:
+    def _count_refused(self, reason: str, priority: Priority) -> None:
         self._turned_away.add(self._clock(), self._usual)
+        if reason in _WITHOUT_ROOM:
+            self._no_room[priority].tell(1.0, self._clock())
+            self._look_whether_strained(priority)
         self._share.tell(self._demand())
 
     def _judge(self, urgency: Urgency) -> tuple[KeyglanceError | None, float]:
@@ -229,7 +254,7 @@ class Lane:
 
     def _overloaded(self, urgency: Urgency, reason: str, why: str) -> Overloaded:
         self._refused(reason, urgency.priority)
-        self._count_refused()
+        self._count_refused(reason, urgency.priority)
         return Overloaded(f"too many calls: {why}", facts={"refused": reason}, retry_after=self.retry_after())
 
     def _too_short(self, urgency: Urgency, usual: float, now: float) -> DeadlineExceeded:
@@ -289,8 +314,20 @@ class Lane:
         now = self._clock()
         self._load.tell(load, now)
         for priority in priorities:
-            if self._loads[priority].tell(load, now):
-                self._shorten(priority)
+            self._loads[priority].tell(load, now)
+            self._look_whether_strained(priority)
+
+    def _is_strained(self, priority: Priority) -> bool:
+        """Whether calls of this priority have to be refused in any case, here or at another front."""
+        own = self._loads[priority].strained or self._no_room[priority].strained
+        return own or self._share.strained_until(priority) > self._clock()
+
+    def _look_whether_strained(self, priority: Priority) -> None:
+        if self._loads[priority].strained or self._no_room[priority].strained:
+            self._share.strain(priority, self._clock() + _TOLD)
+        before, self._short[priority] = self._short[priority], self._is_strained(priority)
+        if self._short[priority] and not before:
+            self._shorten(priority)
 
     def _shorten(self, priority: Priority) -> None:
         """The room has become short: who waits too far back for that is told now, not when his time is over."""

@@ -132,12 +132,14 @@ class Server:
         self._telemetry = telemetry
         self._parts = parts
         about = parts.engine.info()
+        devices = about.devices if about.hardware else 1  # engines without a GPU have the same processors
         overload = Overload(
             config.overload,
             software_calls=config.decoders.most,
             calls=config.server.concurrent_calls,
             on_gpu=bool(about.hardware),
-            devices=about.devices if about.hardware else 1,  # engines without a GPU have the same processors
+            devices=devices,
+            engines=devices * config.server.sharers if about.hardware else 1,
             shares=parts.shares,
             refused=telemetry.metrics.refused,
         )

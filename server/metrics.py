@@ -24,7 +24,7 @@ from keyglance.errors import ERRORS
 from server.degradation import DegradationReason
 from server.engine import Priority
 from server.lane import REFUSALS
-from server.overload import LaneName
+from server.lane_name import LaneName
 from server.tally import CounterTally, HistogramTally, Tallies
 
 _log = logging.getLogger(__name__)

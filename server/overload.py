@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,25 +13,20 @@ from server.config import OverloadSection
 from server.engine import Priority
 from server.front_share import FrontShare
 from server.lane import Lane
+from server.lane_name import LaneName
 from server.load_steps import LoadSteps
 from server.quality import FULL, Quality
 from server.urgency import Urgency
 
 #: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
-#: The fewest: where a fifth of the time is waiting for the batch before, measured times alone might let batches run half empty.
-_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 12, 2
+#: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, and what is being decoded for
+#: the next: half of a call's time there is waiting for the batch before, so by measured times alone batches would run half empty.
+_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 10, 2
 #: Places of a short room at the least.
 _LEAST_ROOM = 4
 #: Of so many calls one is being read.
 _ON_THEIR_WAY = 16
-
-
-class LaneName(enum.StrEnum):
-    """What calls are divided by: those that a GPU leaves to software take none of the others' places."""
-
-    MAIN = "main"
-    SOFTWARE = "software"
 
 
 #: Called with the lane, the reason (`server.lane.REFUSALS`) and the priority of each call that is refused.
@@ -49,6 +43,7 @@ class Place:
         self._lane: Lane | None = None
         self._since = 0.0
         self._worked: float | None = None
+        self._in_engine = 0.0
 
     async def enter(self, name: LaneName) -> None:
         """Leaves the lane in which it is, if it is in one, and waits for a place in another. Raises as `Lane.enter` does."""
@@ -62,9 +57,11 @@ class Place:
         self._lane = lane
         self._since = self._overload.clock()
 
-    def answered(self, worked: float) -> None:
-        """The call's work was done, which took the engine `worked` seconds; the rest of its time it waited, wherever."""
-        self._worked = worked
+    def answered(self, worked: float, in_engine: float) -> None:
+        """The call's work was done, which took the engine `worked` of the `in_engine` seconds in which it had the call; the rest
+        of its time it waited, wherever.
+        """
+        self._worked, self._in_engine = worked, in_engine
 
     def leave(self) -> None:
         """Gives the place back; may be called without having one."""
@@ -73,14 +70,14 @@ class Place:
         lane, self._lane = self._lane, None
         now = self._overload.clock()
         if self._worked is not None or now >= self._urgency.deadline:
-            lane.observe(self._urgency, now - self._since, self._worked)
+            lane.observe(self._urgency, now - self._since, self._worked, self._in_engine)
         lane.release(self._urgency.caller)
 
 
 class Overload:
     """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
-    `calls`: most calls at once of all, worked on or waiting. Several fronts have lanes each over the engine's `devices`: `shares`
-    are this one's by lane, without any it has all places.
+    `calls`: most calls at once of all, worked on or waiting; `engines`: how many work for them, on `devices`. Several fronts have
+    lanes each over the same engines: `shares` are this one's by lane, without any it has all places.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -93,6 +90,7 @@ class Overload:
         calls: int = 256,
         on_gpu: bool = False,
         devices: int = 1,
+        engines: int = 1,
         shares: Sequence[FrontShare] = (),
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
@@ -100,9 +98,9 @@ class Overload:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
         most = settings.most_calls * devices
-        least = min((settings.least_calls or (_LEAST_ON_GPU if on_gpu else _LEAST)) * devices, most)
+        least = min((settings.least_calls or (_LEAST_ON_GPU if on_gpu else _LEAST)) * engines, most)
         in_software = max(1, min(software_calls, most))
-        first = min(max(_FIRST * devices, least), most)
+        first = min(max(_FIRST * engines, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are
         # neither worked on nor in the room, but on their way.
         waiting = min(settings.waiting, max(0, calls - first - calls // _ON_THEIR_WAY))

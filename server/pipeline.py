@@ -23,7 +23,8 @@ from models.manifest import Manifest
 from models.policy import Judgement, Policy
 from server.degradation import Degradation, DegradationReason, merge
 from server.engine import Engine, EngineJob, EngineResult, FrameOutcome, Priority
-from server.overload import LaneName, Place
+from server.lane_name import LaneName
+from server.overload import Place
 from server.quality import FULL, Quality, told
 from server.sources import Given, Ranges, Source, Uri, WholeBytes, receive
 from server.steps import Steps
@@ -170,7 +171,7 @@ class Pipeline:
             steps.add(StepTiming("engine", begin, time.monotonic()), error=error)
             raise
         if place is not None:
-            place.answered(_worked(result.timings))
+            place.answered(*_worked(result.timings))
         _tell_steps(steps, result)
         return result
 
@@ -245,10 +246,10 @@ class Pipeline:
         )
 
 
-def _worked(timings: Sequence[StepTiming]) -> float:
-    """Seconds in which the engine worked for a call, of those between its first step and its last."""
+def _worked(timings: Sequence[StepTiming]) -> tuple[float, float]:
+    """Seconds in which the engine worked for a call, and those between its first step and its last."""
     whole = max(timing.end for timing in timings) - min(timing.begin for timing in timings) if timings else 0.0
-    return max(0.0, whole - sum(timing.wait for timing in timings))
+    return max(0.0, whole - sum(timing.wait for timing in timings)), whole
 
 
 def _tell_steps(steps: Steps, result: EngineResult) -> None:

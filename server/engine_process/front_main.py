@@ -14,7 +14,6 @@ from server.engine_process.child import Child, Settings, first_of, run_child, se
 from server.engine_process.engine_group import EngineGroup
 from server.front_share import FrontDemands
 from server.lifecycle import Parts, serve_until
-from server.overload import LaneName
 from server.profile import profile_of
 from server.start_error import StartError
 from server.telemetry import Telemetry
@@ -33,7 +32,7 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
     console = sys.stderr if config.telemetry.console else None
     if child.demands is None:
         raise StartError("the supervisor did not say where fronts tell one another of their calls")
-    demands = FrontDemands.adopt(child.demands, lanes=len(LaneName), fronts=config.server.fronts)
+    demands = FrontDemands.adopt(child.demands, fronts=config.server.fronts)
     engines = EngineGroup(settings.engines, sharers=config.server.sharers)
     child.listen(engines.attach)
     if await first_of(engines.known(), child.ending.wait()) == 1:

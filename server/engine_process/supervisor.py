@@ -18,7 +18,6 @@ from server.engine_process.listening import ReservedAddress
 from server.engine_process.supervised import SupervisedProcess
 from server.engine_process.wire import pair
 from server.front_share import FrontDemands
-from server.overload import LaneName
 from server.start_error import StartError
 
 _log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class Supervisor:
 
         self._engines = [place("engine", number, engine_module, engine_config(config, number)) for number in range(engines)]
         self._fronts = [place("front", number, front_module, front) for number in range(config.server.fronts)]
-        self._demands = FrontDemands.allocate(lanes=len(LaneName), fronts=len(self._fronts))
+        self._demands = FrontDemands.allocate(fronts=len(self._fronts))
 
     async def run(self, stop: asyncio.Event, *, bound: Callable[[str], None] = lambda _: None) -> bool:
         """Runs everything until `stop` is set, then drains: fronts first, then engines. `bound` gets the address once all listen.

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from keyglance.errors import DeadlineExceeded, KeyglanceError, Overloaded
 from server.config import OverloadSection
 from server.engine import Priority
-from server.overload import LaneName, Overload
+from server.lane_name import LaneName
+from server.overload import Overload
 from server.urgency import Urgency
 from tests.server.virtual_time import now
 
@@ -152,7 +153,9 @@ class Service:
                         await place.enter(lane)
                     begun = True
                     frames = place.quality.frames or 16
-                    place.answered(await self._work(frames))
+                    begin = now()
+                    worked = await self._work(frames)
+                    place.answered(worked, now() - begin)
         except Overloaded as refused:
             error, what = refused, refused.facts["refused"]
         except DeadlineExceeded as refused:

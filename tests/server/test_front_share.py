@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder_pool.shared_bytes import SharedBytes
+from server.engine import Priority
 from server.front_share import FrontDemands, FrontShare
 from server.recent_count import RecentCount
 
@@ -17,7 +18,7 @@ DEMANDS = st.lists(st.floats(0, 1e6), min_size=1, max_size=16)
 
 @given(DEMANDS)
 def test_parts_are_as_the_demands_and_together_the_whole(told: list[float]) -> None:
-    demands = FrontDemands.allocate(lanes=1, fronts=len(told))
+    demands = FrontDemands.allocate(fronts=len(told))
     shares = [demands.shares(front)[0] for front in range(len(told))]
     for share, demand in zip(shares, told, strict=True):
         share.tell(demand)
@@ -37,20 +38,23 @@ def test_a_front_that_is_alone_has_everything() -> None:
 
 
 def test_lanes_are_apart_and_a_front_that_is_gone_needs_nothing() -> None:
-    demands = FrontDemands.allocate(lanes=2, fronts=2)
+    demands = FrontDemands.allocate(fronts=2)
     (main, software), (other, _) = demands.shares(0), demands.shares(1)
     main.tell(3)
     other.tell(9)
+    other.strain(Priority.NORMAL, 50.0)
     assert (main.of(3), software.of(3)) == (0.25, 1.0)
+    assert [share.strained_until(Priority.NORMAL) for share in (main, software)] == [50.0, 0.0]
+    assert main.strained_until(Priority.BULK) == 0.0
     demands.forget(1)
-    assert main.of(3) == 1.0
+    assert (main.of(3), main.strained_until(Priority.NORMAL)) == (1.0, 0.0)
     assert "3, 0" in repr(main)
     demands.close()
 
 
 def test_they_reach_another_process_by_descriptor() -> None:
-    ours = FrontDemands.allocate(lanes=2, fronts=3)
-    theirs = FrontDemands.adopt(os.dup(ours.fd), lanes=2, fronts=3)
+    ours = FrontDemands.allocate(fronts=3)
+    theirs = FrontDemands.adopt(os.dup(ours.fd), fronts=3)
     share = theirs.shares(2)[1]
     theirs.close()  # what is shared stays for as long as somebody has a part
     share.tell(5)
@@ -59,12 +63,12 @@ def test_they_reach_another_process_by_descriptor() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    demands = FrontDemands.allocate(lanes=1, fronts=2)
+    demands = FrontDemands.allocate(fronts=2)
     with pytest.raises(ValueError, match="front 2 of 2; 0 to 1 is allowed"):
         demands.shares(2)
     demands.close()
-    with pytest.raises(ValueError, match="2 lanes of 3 fronts take 48 bytes, not 40"):
-        FrontDemands(SharedBytes.allocate(40), lanes=2, fronts=3)
+    with pytest.raises(ValueError, match="what 3 fronts tell takes 192 bytes, not 40"):
+        FrontDemands(SharedBytes.allocate(40), fronts=3)
 
 
 @given(st.floats(0.5, 200), st.floats(0.01, 5))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from keyglance.errors import DeadlineExceeded, Overloaded
 from server.config import LoadStep, OverloadSection
 from server.engine import Priority
-from server.overload import LaneName, Overload
+from server.lane_name import LaneName
+from server.overload import Overload
 from server.quality import FULL, Quality
 from server.urgency import Urgency
 from tests.server.simulated_service import Outcome, Service, quantile
@@ -336,7 +337,7 @@ def test_what_software_decodes_takes_no_place_of_the_others() -> None:
                 async with service.overload.place(Urgency(Priority.NORMAL, now() + 10)) as place:
                     await place.enter(LaneName.SOFTWARE)
                     await asyncio.sleep(2)  # not on the engine's workers
-                    place.answered(0.0)
+                    place.answered(0.0, 0.0)
             except Overloaded as refused:
                 told[refused.facts["refused"]] += 1
 

@@ -16,8 +16,9 @@ from server.config import Config, ConfigError, OverloadSection
 from server.engine import DecoderState, EngineInfo, HardwareFormat, Priority
 from server.engine_process.codec import decode_info, encode_info
 from server.engine_process.engine_group import EngineGroup
+from server.lane_name import LaneName
 from server.lifecycle import StartError
-from server.overload import LaneName, Overload
+from server.overload import Overload
 from server.readings import calls_readings
 from server.receive_budget import ReceiveBudget
 from server.telemetry import Telemetry
@@ -115,8 +116,9 @@ def test_the_room_never_reaches_the_limit_on_all_calls() -> None:
     ("engine", "least", "first", "room"),
     [
         ({}, 4, 16, 4),
-        ({"on_gpu": True}, 12, 16, 4),
-        ({"on_gpu": True, "devices": 2}, 24, 32, 4),
+        ({"on_gpu": True}, 10, 16, 4),
+        ({"on_gpu": True, "engines": 2}, 20, 32, 5),
+        ({"on_gpu": True, "devices": 2, "engines": 4}, 40, 64, 10),
     ],
 )
 def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, first: int, room: int) -> None:
@@ -129,7 +131,8 @@ def test_places_at_the_least_and_at_first(engine: dict[str, Any], least: int, fi
             limit.observe(1.0, 0.01, short=True)
     assert lane.room(Priority.NORMAL) == max(room, least // 4)
     given = Overload(OverloadSection(least_calls=3, most_calls=3), **engine).lanes[LaneName.MAIN].limit
-    assert (given.least, given.value, given.most) == (3 * engine.get("devices", 1),) * 3
+    assert given.value == given.most == 3 * engine.get("devices", 1)
+    assert given.least == min(3 * engine.get("engines", 1), given.most)
 
 
 def test_what_is_told_of_lanes() -> None:
