@@ -127,10 +127,9 @@ class Lane:
         """A call comes. Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known."""
         refusal, load = self._judge(urgency)
         self._tell(load, urgency.priority)
-        if refusal is None:
-            self._no_room[urgency.priority].tell(0.0, self._clock())
         if refusal is not None:
             raise refusal
+        self._no_room[urgency.priority].tell(0.0, self._clock())
 
     def overrun(self, priority: Priority) -> None:
         """A call was refused before it came here, because there are too many."""

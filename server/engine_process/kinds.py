@@ -24,9 +24,7 @@ class ControlKind(enum.IntEnum):
     """Between the supervisor and one of its processes."""
 
     # From the supervisor.
-    SETTINGS = (
-        1  # what the process needs to know, once, first of all (JSON); to a front with the descriptor of all fronts' demands
-    )
+    SETTINGS = 1  # what the process needs to know, once, first of all (JSON); to a front with the memory that all fronts share
     PEER = 2  # a connection's descriptor: to the engine or the front of that number
     PING = 3
     END = 4  # finish what you do, take nothing new, and end

@@ -64,6 +64,11 @@ class World:
     def pid(self, name: str) -> int:
         return self.processes()[name].pid
 
+    def shares(self) -> list[float]:
+        """Of all that every front could use, the part of one that could use one call more; 1 where none needs anything."""
+        demands = self.supervisor._demands
+        return [demands.shares(front)[0].of(1.0) for front in range(2)]
+
     def is_new(self, name: str, old: int) -> bool:
         """Whether another process has the name now."""
         process = self.processes().get(name)
@@ -320,12 +325,14 @@ async def test_a_front_that_dies_or_hangs_takes_its_own_calls_only(number):
         losing = [asyncio.create_task(label(lost, 60_000)) for _ in range(3)]
         keeping = [asyncio.create_task(label(kept, 4000)) for _ in range(3)]
         await eventually(lambda: held(it)["engine-0"][0] == 6)
+        assert it.shares() == [0.25, 0.25], "each front knows of the other's three calls"
         os.kill(front, number)
         ends = await asyncio.wait_for(asyncio.gather(*losing, return_exceptions=True), 30)
         assert {reason(end)[0] for end in ends} == {grpc.StatusCode.UNAVAILABLE}
         assert await asyncio.gather(*keeping) == ["3"] * 3
         await eventually(lambda: all(memory == 0 for memory, _ in held(it).values()))
         await eventually(lambda: it.is_new("front-0", front))
+        assert it.shares() == [1.0, 1.0], "what the lost front needed is forgotten"
         assert await front_of(await it.connect_to("front-0")) == it.pid("front-0")
         assert await label(lost) == "3"
         assert it.pid("engine-0") == engine
