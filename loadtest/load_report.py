@@ -82,14 +82,18 @@ _GPU = {
 
 
 def watched(figures: Figures) -> list[str]:
-    """How busy processors, processes and GPUs were at the peak and in the open loops, and the batches; nothing of old results."""
+    """How busy processors, processes and GPUs were at the peak and in the open loops, and the batches; nothing of old results.
+
+    A GPU of the host that did nothing all the time is not the server's.
+    """
     best = max(figures["closed_loop"], key=lambda step: float(step["goodput_per_s"]))
     named = ((f"{best['callers']} callers", best), ("steady", figures["steady"]), ("overload", figures["overload"]))
     parts = {name: part["watched"] for name, part in named if "watched" in part}
     if not parts:
         return []
     roles = sorted({_role(role) for part in parts.values() for role in part["cores"]})
-    gpus = range(max(len(part.get("gpus", ())) for part in parts.values()))
+    count = max(len(part.get("gpus", ())) for part in parts.values())
+    gpus = [gpu for gpu in range(count) if any(part["gpus"][gpu]["gpu_percent"] for part in parts.values() if "gpus" in part)]
     which = {place: f" {place}" if len(gpus) > 1 else "" for place in gpus}
     told = [part["gpus"][place] for part in parts.values() for place in gpus if "gpus" in part]
     shown = {title: key for title, key in _GPU.items() if any(key in one for one in told)}

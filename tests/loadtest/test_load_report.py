@@ -199,3 +199,16 @@ def test_the_title_names_the_device() -> None:
     assert load_picture.title(figures) == "Keyglance 1.2 on 2 cores of X; calls: clips, broken; 2026-01-02, abc"
     figures["server"] = {**SERVER, "device": "NVIDIA H200"}
     assert load_picture.title(figures).startswith("Keyglance 1.2 on NVIDIA H200; ")
+
+
+def test_a_gpu_that_did_nothing_is_not_shown() -> None:
+    told = saturation()
+    (busy,) = told["overload"]["watched"]["gpus"]
+    told["overload"]["watched"]["gpus"] = [busy | {"gpu_percent": 0.0, "power_w": 79.0}, busy]
+    heading, _, *rows = load_report.watched(told)
+    assert "GPU busy |" in heading
+    assert "79" not in rows[-1]
+    told["overload"]["watched"]["gpus"] = [busy, busy | {"power_w": 99.0}]
+    heading, _, *rows = load_report.watched(told)
+    assert "GPU busy 1" in heading
+    assert "99" in rows[-1]
