@@ -24,7 +24,7 @@ from typing import Any
 from loadtest import drain, load_summary, poisson, report
 from loadtest.generator import Generator, GeneratorFailed
 from loadtest.mix import Mix
-from loadtest.target import FAILURES, add_options, keep, target
+from loadtest.target import FAILURES, add_options, keep, known, target
 from loadtest.watch import Watch
 
 #: More callers are tried as long as they bring at least so much more than the best so far, once in two attempts.
@@ -104,11 +104,11 @@ def _part(options: argparse.Namespace) -> Path:
     return report.RESULTS / "unfinished" / f"{options.keep}.json"
 
 
-def _keep_part(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
+def _keep_part(options: argparse.Namespace, known: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
     """What there is so far: a run that somebody ends before its time was not for nothing."""
     if options.keep:
         part = _part(options)
-        report.write(part.stem, {"measured_commit": options.commit, **figures}, directory=part.parent)
+        report.write(part.stem, {**known, "ended": "not at its end", **figures}, directory=part.parent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,11 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mix = Mix.load(options.mix)
         with target(options) as server:
             generator = server.generator(options)
+            facts = known(options, mix, server.about)
             steps = []
             for step in closed_loop(generator, mix, callers, options.step_seconds, options.seed, server.watch):
                 steps.append(step)
                 console.print(f"{step['callers']} callers: {_shown(step)}")
-                _keep_part(options, {"closed_loop": steps})
+                _keep_part(options, facts, {"closed_loop": steps})
             best = max(steps, key=lambda step: float(step["goodput_per_s"]))
             peak = best["goodput_per_s"]
             if not peak:
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 times = {"rate": rate, "seconds": seconds, "warm_up": warm_up}
                 figures = poisson.run(generator, mix, server.watch(), **times, seed=options.seed)
                 open_loops[name] = figures
-                _keep_part(options, {"closed_loop": steps, **open_loops, **more})
+                _keep_part(options, facts, {"closed_loop": steps, **open_loops, **more})
                 console.print(f"\n{name}: Poisson arrivals, {rate:.2f} calls/s for {seconds:g} s")
                 console.print(poisson.table(figures))
             about = server.about

@@ -123,8 +123,13 @@ def measured(options: argparse.Namespace, about: dict[str, Any]) -> dict[str, An
     return {name: fact for name, fact in facts.items() if name != "gpu" or not about["device"].startswith("cpu")}
 
 
+def known(options: argparse.Namespace, mix: Mix, about: dict[str, Any]) -> dict[str, Any]:
+    """All that figures depend on."""
+    return {**measured(options, about), "server": about, "generator": how(options), "mix": mix.describe()}
+
+
 def keep(options: argparse.Namespace, mix: Mix, about: dict[str, Any], figures: Mapping[str, Any]) -> None:
     """Writes the figures as the result that the options name, if they name one, behind all that they depend on; says where."""
     if options.keep:
-        known = {**measured(options, about), "server": about, "generator": how(options), "mix": mix.describe()}
-        print(f"kept in {report.write(options.keep, {**known, **figures}).relative_to(ROOT)}")
+        kept = report.write(options.keep, {**known(options, mix, about), **figures})
+        print(f"kept in {kept.relative_to(ROOT)}")

@@ -21,12 +21,16 @@ class ServiceTimes:
 
     def __init__(self, *, memory: float = 60.0) -> None:
         self._memory = memory
-        self._all: deque[tuple[float, float]] = deque(maxlen=_MEAN_OF)
+        self._all: deque[tuple[float, float]] = deque()
+        self._total = 0.0  # of all in it: the mean is asked for several times a call
         self._kinds: dict[Hashable, deque[tuple[float, float]]] = {}
 
     def add(self, kind: Hashable, seconds: float, now: float) -> None:
         """A call of `kind` took so long, or had so long and was not done."""
+        if len(self._all) == _MEAN_OF:
+            self._total -= self._all.popleft()[1]
         self._all.append((now, seconds))
+        self._total += seconds
         held = self._kinds.get(kind)
         if held is None:
             held = self._kinds[kind] = deque(maxlen=_KEPT)
@@ -37,11 +41,13 @@ class ServiceTimes:
         for held in (self._all, *self._kinds.values()):
             for place, (when, seconds) in enumerate(held):
                 held[place] = (when, seconds * factor)
+        self._total = sum(seconds for _, seconds in self._all)
 
     def mean(self, now: float) -> float | None:
         """Of the last calls of all kinds; None where too few are known."""
-        known = self._recent(self._all, now)
-        return None if len(known) < _LEAST else sum(known) / len(known)
+        while self._all and self._all[0][0] < now - self._memory:
+            self._total -= self._all.popleft()[1]
+        return None if len(self._all) < _LEAST else max(0.0, self._total / len(self._all))
 
     def median(self, kind: Hashable, now: float) -> float | None:
         """Of the last calls of this kind, of all where these are too few; None where too few are known at all."""

@@ -45,12 +45,14 @@ def test_what_a_run_has_so_far_is_kept_where_nobody_takes_it_for_a_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    saturation._keep_part(argparse.Namespace(keep="tried", commit="abc"), {"closed_loop": [{"callers": 1}]})
-    saturation._keep_part(argparse.Namespace(keep=None, commit="abc"), {"closed_loop": []})
+    facts = {"measured_commit": "abc", "server": {"device": "cpu"}}
+    saturation._keep_part(argparse.Namespace(keep="tried"), facts, {"closed_loop": [{"callers": 1}]})
+    saturation._keep_part(argparse.Namespace(keep=None), facts, {"closed_loop": []})
     assert not list(tmp_path.glob("*.json"))
     told = json.loads((tmp_path / "unfinished" / "tried.json").read_text())
     assert told["closed_loop"] == [{"callers": 1}]
-    assert told["measured_commit"] == "abc"
+    assert (told["measured_commit"], told["server"]) == ("abc", {"device": "cpu"})
+    assert told["ended"] == "not at its end"
 
 
 def test_faults_of_a_run_are_told() -> None:
