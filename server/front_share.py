@@ -1,4 +1,4 @@
-"""What several fronts of one server tell one another: how much each is asked for, and whether it has too much."""
+"""What several fronts of one server tell one another: how much each is asked for, whether it is too much, who works for it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class FrontShare:
     """
 
     def __init__(self, rows: Sequence[memoryview[float]] | None = None, number: int = 0) -> None:
-        rows = [memoryview(bytearray(_SIZE)).cast("d") for _ in range(_ROWS)] if rows is None else rows
-        self._demands, *strains = rows
+        self._demands, *strains = _own(_ROWS) if rows is None else rows
         self._strains = dict(zip(Priority, strains, strict=True))
         if not 0 <= number < len(self._demands):
             raise ValueError(f"front {number} of {len(self._demands)}; 0 to {len(self._demands) - 1} is allowed")
@@ -51,29 +50,59 @@ class FrontShare:
         return f"<FrontShare of front {self._number}: {', '.join(f'{demand:.3g}' for demand in self._demands)}>"
 
 
-class FrontDemands:
-    """What `fronts` fronts tell one another of each lane, in shared memory that is owned; `close` gives it back."""
+class EngineLoads:
+    """Pictures in flight at each engine, those of all fronts together.
 
-    def __init__(self, memory: SharedBytes, *, fronts: int) -> None:
-        if memory.size != (wanted := self._bytes(fronts)):
-            raise ValueError(f"what {fronts} fronts tell takes {wanted} bytes, not {memory.size}")
+    `rows`: by engine, in memory that all fronts see (`FrontDemands`); `number` is this front's place in them.
+    """
+
+    def __init__(self, rows: Sequence[memoryview[float]], number: int = 0) -> None:
+        self._rows = rows
+        self._number = number
+
+    @classmethod
+    def alone(cls, engines: int) -> EngineLoads:
+        """Those of a front that has the engines for itself."""
+        return cls(_own(engines))
+
+    def tell(self, engine: int, pictures: int) -> None:
+        """This front has so many there now."""
+        self._rows[engine][self._number] = pictures
+
+    def of(self, engine: int) -> float:
+        """How many all fronts have there."""
+        return sum(self._rows[engine])
+
+    def __repr__(self) -> str:
+        return f"<EngineLoads {', '.join(f'{sum(row):g}' for row in self._rows)}>"
+
+
+class FrontDemands:
+    """What `fronts` fronts tell one another of each lane and each of `engines` engines, in shared memory that is owned; `close`
+    gives it back.
+    """
+
+    def __init__(self, memory: SharedBytes, *, fronts: int, engines: int) -> None:
+        if memory.size != (wanted := self._bytes(fronts, engines)):
+            raise ValueError(f"what {fronts} fronts tell of {engines} engines takes {wanted} bytes, not {memory.size}")
         self._memory = memory
-        self._fronts = fronts
+        self._fronts, self._engines = fronts, engines
         self._values: memoryview[float] = memory.view().cast("d")
 
     @staticmethod
-    def _bytes(fronts: int) -> int:
-        return len(LaneName) * _ROWS * fronts * _SIZE
+    def _bytes(fronts: int, engines: int) -> int:
+        return (len(LaneName) * _ROWS + engines) * fronts * _SIZE
 
     @classmethod
-    def allocate(cls, *, fronts: int) -> FrontDemands:
+    def allocate(cls, *, fronts: int, engines: int) -> FrontDemands:
         """New ones, all 0."""
-        return cls(SharedBytes.allocate(cls._bytes(fronts), "keyglance-fronts"), fronts=fronts)
+        memory = SharedBytes.allocate(cls._bytes(fronts, engines), "keyglance-fronts")
+        return cls(memory, fronts=fronts, engines=engines)
 
     @classmethod
-    def adopt(cls, fd: int, *, fronts: int) -> FrontDemands:
+    def adopt(cls, fd: int, *, fronts: int, engines: int) -> FrontDemands:
         """Those behind a descriptor that another process has given, which is taken over."""
-        return cls(SharedBytes(fd, cls._bytes(fronts)), fronts=fronts)
+        return cls(SharedBytes(fd, cls._bytes(fronts, engines)), fronts=fronts, engines=engines)
 
     @property
     def fd(self) -> int:
@@ -82,8 +111,12 @@ class FrontDemands:
 
     def shares(self, front: int) -> tuple[FrontShare, ...]:
         """A front's, by lane."""
-        rows = [self._values[begin : begin + self._fronts] for begin in range(0, len(self._values), self._fronts)]
+        rows = self._rows()
         return tuple(FrontShare(rows[lane * _ROWS : (lane + 1) * _ROWS], front) for lane in range(len(LaneName)))
+
+    def loads(self, front: int) -> EngineLoads:
+        """The engines', as this front sees and tells them."""
+        return EngineLoads(self._rows()[len(LaneName) * _ROWS :], front)
 
     def forget(self, front: int) -> None:
         """The front is gone, and with it what it needed."""
@@ -91,8 +124,18 @@ class FrontDemands:
             share.tell(0.0)
             for priority in Priority:
                 share.strain(priority, 0.0)
+        for engine in range(self._engines):
+            self.loads(front).tell(engine, 0)
+
+    def _rows(self) -> list[memoryview[float]]:
+        return [self._values[begin : begin + self._fronts] for begin in range(0, len(self._values), self._fronts)]
 
     def close(self) -> None:
         """Gives the memory back; it goes with the last share."""
         self._values.release()
         self._memory.close()
+
+
+def _own(rows: int) -> list[memoryview[float]]:
+    """Memory that no other front sees."""
+    return [memoryview(bytearray(_SIZE)).cast("d") for _ in range(rows)]

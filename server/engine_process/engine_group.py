@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -12,18 +13,21 @@ from keyglance.errors import WorkerLost
 from server.engine import EngineInfo, EngineJob, EngineResult
 from server.engine_process.remote_engine import RemoteEngine
 from server.engine_stats import EngineStats
+from server.front_share import EngineLoads
 
 
 class EngineGroup:
     """`Engine` over engine processes, `sharers` in a row on one device. One that has other models is not used.
 
-    A job goes to the device with the fewest pictures in flight from this front, and there to the engine with the fewest. A lost
-    engine gets no jobs; the group is healthy as long as one engine is.
+    A job goes to the device with the fewest pictures in flight, and there to the engine with the fewest; those of all fronts
+    count (`loads`; by default this one is alone). A lost engine gets no jobs; the group is healthy as long as one engine is.
     """
 
-    def __init__(self, count: int, *, sharers: int = 1) -> None:
+    def __init__(self, count: int, *, sharers: int = 1, loads: EngineLoads | None = None) -> None:
+        self._loads = loads or EngineLoads.alone(count)
         self.engines: Sequence[RemoteEngine] = tuple(
-            RemoteEngine(f"engine-{number}", refuses=self._refuses) for number in range(count)
+            RemoteEngine(f"engine-{number}", refuses=self._refuses, loaded=functools.partial(self._loads.tell, number))
+            for number in range(count)
         )
         self._sharers = sharers
         self._first: EngineInfo | None = None
@@ -96,15 +100,13 @@ class EngineGroup:
     def _least_loaded(self) -> RemoteEngine | None:
         count = len(self.engines)
         self._turn = (self._turn + 1) % count  # idle ones take turns
-        by_device: dict[int, int] = {}
-        for number, engine in enumerate(self.engines):
-            device = number // self._sharers
-            by_device[device] = by_device.get(device, 0) + engine.pictures
+        loads = [self._loads.of(number) for number in range(count)]
+        by_device = [sum(loads[begin : begin + self._sharers]) for begin in range(0, count, self._sharers)]
         order = [(self._turn + step) % count for step in range(count)]
         healthy = [number for number in order if self.engines[number].healthy]
         if not healthy:
             return None
-        return self.engines[min(healthy, key=lambda one: (by_device[one // self._sharers], self.engines[one].pictures))]
+        return self.engines[min(healthy, key=lambda one: (by_device[one // self._sharers], loads[one]))]
 
     def _refuses(self, info: EngineInfo) -> str | None:
         if self._first is None:

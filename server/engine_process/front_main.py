@@ -32,8 +32,8 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
     console = sys.stderr if config.telemetry.console else None
     if child.demands is None:
         raise StartError("the supervisor did not say where fronts tell one another of their calls")
-    demands = FrontDemands.adopt(child.demands, fronts=config.server.fronts)
-    engines = EngineGroup(settings.engines, sharers=config.server.sharers)
+    demands = FrontDemands.adopt(child.demands, fronts=config.server.fronts, engines=settings.engines)
+    engines = EngineGroup(settings.engines, sharers=config.server.sharers, loads=demands.loads(settings.number))
     child.listen(engines.attach)
     if await first_of(engines.known(), child.ending.wait()) == 1:
         await engines.close()

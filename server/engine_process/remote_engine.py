@@ -28,15 +28,23 @@ class RemoteEngine:
     """`Engine` over a connection to an engine process; outlives that process: `attach` gives it the connection to the next one.
 
     Calls in flight when a connection is lost fail with `WorkerLost`, as do those that come while there is none. `refuses` is
-    asked about each new engine's info; where it gives a reason the engine is not used.
+    asked about each new engine's info; where it gives a reason the engine is not used. `loaded` is told how many pictures are in
+    flight there from here, whenever that changes.
     """
 
-    def __init__(self, name: str, *, refuses: Callable[[EngineInfo], str | None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        refuses: Callable[[EngineInfo], str | None] = lambda _: None,
+        loaded: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.name = name
         self.pictures = 0  # of jobs in flight from here
         self.known = asyncio.Event()  # set once an engine has said what it is
         self.refused = ""  # why the engine that is there now is not used
         self._refuses = refuses
+        self._loaded = loaded
         self._connection: Connection | None = None
         self._info: EngineInfo | None = None
         self._names = codec.label_names(())
@@ -90,7 +98,7 @@ class RemoteEngine:
         body = codec.encode_job(job, carrier)
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self.pictures += pictures
+        self._load(pictures)
         try:
             connection.send(EngineKind.JOB, number, body, (job.packets.fd,))
             async with asyncio.timeout_at(job.deadline):
@@ -98,7 +106,7 @@ class RemoteEngine:
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed before {self.name} had answered") from None
         finally:
-            self.pictures -= pictures
+            self._load(-pictures)
             if self._waiting.pop(number, None) is not None and not connection.withdraw(number):
                 connection.send(EngineKind.CANCEL, number)
         if frame.kind == EngineKind.FAILURE:
@@ -119,6 +127,10 @@ class RemoteEngine:
         if self._connection is not None:
             self._connection.close()
             self._lost("this front ends")
+
+    def _load(self, more: int) -> None:
+        self.pictures += more
+        self._loaded(self.pictures)
 
     def __repr__(self) -> str:
         state = "healthy" if self.healthy else "not there"

@@ -85,7 +85,7 @@ class Supervisor:
 
         self._engines = [place("engine", number, engine_module, engine_config(config, number)) for number in range(engines)]
         self._fronts = [place("front", number, front_module, front) for number in range(config.server.fronts)]
-        self._demands = FrontDemands.allocate(fronts=len(self._fronts))
+        self._demands = FrontDemands.allocate(fronts=len(self._fronts), engines=engines)
 
     async def run(self, stop: asyncio.Event, *, bound: Callable[[str], None] = lambda _: None) -> bool:
         """Runs everything until `stop` is set, then drains: fronts first, then engines. `bound` gets the address once all listen.

@@ -37,6 +37,7 @@ from server.engine_process.engine_host import EngineHost
 from server.engine_process.kinds import EngineKind
 from server.engine_process.remote_engine import RemoteEngine
 from server.engine_process.wire import MAX_BODY, Connection, Frame, pair
+from server.front_share import EngineLoads, FrontDemands
 from tests.server.engine_fakes import MANIFESTS, ScriptedEngine, answer, descriptors, job
 
 
@@ -398,10 +399,10 @@ async def test_a_frame_larger_than_allowed_is_not_sent():
 class Group:
     """Several engines of one process and a group over them."""
 
-    def __init__(self, *engines: ScriptedEngine, sharers: int = 1) -> None:
+    def __init__(self, *engines: ScriptedEngine, sharers: int = 1, loads: EngineLoads | None = None) -> None:
         self.engines = engines
         self.hosts = [EngineHost(engine) for engine in engines]
-        self.group = EngineGroup(len(engines), sharers=sharers)
+        self.group = EngineGroup(len(engines), sharers=sharers, loads=loads)
 
     def connect(self, number: int) -> None:
         ours, theirs = pair()
@@ -433,6 +434,25 @@ async def test_jobs_go_where_the_fewest_pictures_are():
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         await eventually(lambda: not any(engine.running for engine in it.engines))
+
+
+async def test_what_other_fronts_have_in_flight_counts():
+    demands = FrontDemands.allocate(fronts=2, engines=3)
+    other = demands.loads(1)
+    async with Group(*(ScriptedEngine(lambda job: asyncio.sleep(60)) for _ in range(3)), loads=demands.loads(0)) as it:
+        other.tell(0, 20)
+        other.tell(1, 4)
+        calls = []
+        for pictures in (3, 3, 3):
+            calls.append(asyncio.create_task(run(it.group, job(pictures))))
+            await asyncio.sleep(0.02)
+        assert [sum(len(job.units) for job in engine.jobs) for engine in it.engines] == [0, 3, 6]
+        assert [other.of(engine) for engine in range(3)] == [20, 7, 6]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert [other.of(engine) for engine in range(3)] == [20, 4, 0]
+    demands.close()
 
 
 async def test_of_several_engines_on_a_device_the_device_with_the_fewest_pictures_comes_first():

@@ -113,7 +113,7 @@ class Front:
 
 def made(engine: Engine, count: int, *, accept: float, care: float) -> list[Front]:
     """Fronts that share one engine."""
-    demands = FrontDemands.allocate(fronts=count)
+    demands = FrontDemands.allocate(fronts=count, engines=0)
     return [
         Front(
             Overload(OverloadSection(), on_gpu=True, shares=demands.shares(number), clock=now, **engine.overload),
