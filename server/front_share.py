@@ -17,7 +17,7 @@ _ROWS = 1 + len(Priority)
 class FrontShare:
     """One front's part of a lane that all fronts share: as large as its part of their demand.
 
-    `rows` are the lane's in memory that all of them see (`FrontDemands`), `number` is this front's. Each writes its own and reads
+    `rows` are the lane's in memory that all of them see (`FrontBoard`), `number` is this front's. Each writes its own and reads
     all, so nothing is locked: what is read may be a call old, and for a moment all parts together may be more than the whole.
     Without rows the front is alone.
     """
@@ -53,7 +53,7 @@ class FrontShare:
 class EngineLoads:
     """Pictures in flight at each engine, those of all fronts together.
 
-    `rows`: by engine, in memory that all fronts see (`FrontDemands`); `number` is this front's place in them.
+    `rows`: by engine, in memory that all fronts see (`FrontBoard`); `number` is this front's place in them.
     """
 
     def __init__(self, rows: Sequence[memoryview[float]], number: int = 0) -> None:
@@ -77,9 +77,9 @@ class EngineLoads:
         return f"<EngineLoads {', '.join(f'{sum(row):g}' for row in self._rows)}>"
 
 
-class FrontDemands:
-    """What `fronts` fronts tell one another of each lane and each of `engines` engines, in shared memory that is owned; `close`
-    gives it back.
+class FrontBoard:
+    """Where `fronts` fronts write down for one another what each needs in every lane and has at each of `engines` engines: shared
+    memory, which is owned; `close` gives it back.
     """
 
     def __init__(self, memory: SharedBytes, *, fronts: int, engines: int) -> None:
@@ -94,13 +94,13 @@ class FrontDemands:
         return (len(LaneName) * _ROWS + engines) * fronts * _SIZE
 
     @classmethod
-    def allocate(cls, *, fronts: int, engines: int) -> FrontDemands:
+    def allocate(cls, *, fronts: int, engines: int) -> FrontBoard:
         """New ones, all 0."""
         memory = SharedBytes.allocate(cls._bytes(fronts, engines), "keyglance-fronts")
         return cls(memory, fronts=fronts, engines=engines)
 
     @classmethod
-    def adopt(cls, fd: int, *, fronts: int, engines: int) -> FrontDemands:
+    def adopt(cls, fd: int, *, fronts: int, engines: int) -> FrontBoard:
         """Those behind a descriptor that another process has given, which is taken over."""
         return cls(SharedBytes(fd, cls._bytes(fronts, engines)), fronts=fronts, engines=engines)
 

@@ -56,7 +56,7 @@ class Child:
     """The process's end of the connection to its supervisor, on the running loop.
 
     `ending` is set when it is to finish. `on_peer` gets the number and the socket of each engine or front that it is connected
-    with. `demands` is the descriptor of what fronts tell one another (`server.front_share.FrontDemands`), None for others; it is
+    with. `board` is the descriptor of what fronts tell one another (`server.front_share.FrontBoard`), None for others; it is
     there with the settings, and theirs who takes it. A supervisor that is gone ends the process at once.
     """
 
@@ -64,7 +64,7 @@ class Child:
         self.name = name
         self.ending = asyncio.Event()
         self.on_peer: Callable[[int, socket.socket], None] | None = None
-        self.demands: int | None = None
+        self.board: int | None = None
         self._settings: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
         self._early: list[tuple[int, socket.socket]] = []
         self._connection = Connection(sock, on_frame=self._take, on_lost=self._orphaned, name="supervisor")
@@ -101,7 +101,7 @@ class Child:
             case ControlKind.END:
                 self.ending.set()
             case ControlKind.SETTINGS if not self._settings.done() and len(frame.fds) < 2:
-                self.demands = next(iter(frame.fds), None)
+                self.board = next(iter(frame.fds), None)
                 self._settings.set_result(Settings.from_json(frame.body))
             case kind:
                 raise BrokenProtocol(f"a frame of kind {kind}")

@@ -12,7 +12,7 @@ from server.config import Config
 from server.engine import Engine
 from server.engine_process.child import Child, Settings, first_of, run_child, server_version
 from server.engine_process.engine_group import EngineGroup
-from server.front_share import FrontDemands
+from server.front_share import FrontBoard
 from server.lifecycle import Parts, serve_until
 from server.profile import profile_of
 from server.start_error import StartError
@@ -30,10 +30,10 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
     """Serves gRPC over the engines that the supervisor connects, until it is told to end; then drains."""
     config = settings.config
     console = sys.stderr if config.telemetry.console else None
-    if child.demands is None:
+    if child.board is None:
         raise StartError("the supervisor did not say where fronts tell one another of their calls")
-    demands = FrontDemands.adopt(child.demands, fronts=config.server.fronts, engines=settings.engines)
-    engines = EngineGroup(settings.engines, sharers=config.server.sharers, loads=demands.loads(settings.number))
+    board = FrontBoard.adopt(child.board, fronts=config.server.fronts, engines=settings.engines)
+    engines = EngineGroup(settings.engines, sharers=config.server.sharers, loads=board.loads(settings.number))
     child.listen(engines.attach)
     if await first_of(engines.known(), child.ending.wait()) == 1:
         await engines.close()
@@ -54,7 +54,7 @@ async def run_front(child: Child, settings: Settings, make_front: MakeFront) -> 
             config,
             telemetry,
             lambda config, telemetry: dataclasses.replace(
-                make_front(config, telemetry, engines), shares=demands.shares(settings.number)
+                make_front(config, telemetry, engines), shares=board.shares(settings.number)
             ),
             bound=child.ready,
         )

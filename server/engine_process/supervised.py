@@ -27,11 +27,11 @@ class SupervisedProcess:
 
     No fork: neither gRPC nor CUDA survives one. It dies with the supervisor, whatever that dies of. `heartbeat` is the seconds
     that it may stay silent once it is ready and a signal has stopped it, four times as many where none has. Only turns of the
-    supervisor's own loop count, so a machine that was asleep, or a supervisor that was stopped, kills nobody. `demands` is a
+    supervisor's own loop count, so a machine that was asleep, or a supervisor that was stopped, kills nobody. `board` is a
     descriptor that it gets with the settings.
     """
 
-    def __init__(self, name: str, module: str, settings: Settings, *, heartbeat: float, demands: int | None = None) -> None:
+    def __init__(self, name: str, module: str, settings: Settings, *, heartbeat: float, board: int | None = None) -> None:
         self.name = name
         self.ready = asyncio.Event()
         self.address = ""  # that of a front, once it is ready
@@ -39,7 +39,7 @@ class SupervisedProcess:
         self._module = module
         self._settings = settings
         self._heartbeat = heartbeat
-        self._demands = demands
+        self._board = board
         self._process: asyncio.subprocess.Process | None = None
         self._connection: Connection | None = None
         self._killed = ""
@@ -75,7 +75,7 @@ class SupervisedProcess:
                 raise
         self._connection = Connection(ours, on_frame=self._take, on_lost=self._hung_up, name=self.name)
         self._connection.send(
-            ControlKind.SETTINGS, body=self._settings.to_json(), fds=() if self._demands is None else (self._demands,)
+            ControlKind.SETTINGS, body=self._settings.to_json(), fds=() if self._board is None else (self._board,)
         )
 
     def connect(self, number: int, sock: socket.socket) -> None:

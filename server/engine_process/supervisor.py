@@ -17,7 +17,7 @@ from server.engine_process.child import Settings
 from server.engine_process.listening import ReservedAddress
 from server.engine_process.supervised import SupervisedProcess
 from server.engine_process.wire import pair
-from server.front_share import FrontDemands
+from server.front_share import FrontBoard
 from server.start_error import StartError
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Supervisor:
 
         self._engines = [place("engine", number, engine_module, engine_config(config, number)) for number in range(engines)]
         self._fronts = [place("front", number, front_module, front) for number in range(config.server.fronts)]
-        self._demands = FrontDemands.allocate(fronts=len(self._fronts), engines=engines)
+        self._board = FrontBoard.allocate(fronts=len(self._fronts), engines=engines)
 
     async def run(self, stop: asyncio.Event, *, bound: Callable[[str], None] = lambda _: None) -> bool:
         """Runs everything until `stop` is set, then drains: fronts first, then engines. `bound` gets the address once all listen.
@@ -114,7 +114,7 @@ class Supervisor:
                     place.process.kill("the server ends")
                     await place.process.gone(_ENGINE_END)
             self._reserved.close()
-            self._demands.close()
+            self._board.close()
 
     def state(self) -> tuple[PlaceState, ...]:
         """How fronts and engines stand."""
@@ -147,13 +147,13 @@ class Supervisor:
                 place.module,
                 place.settings,
                 heartbeat=self._config.server.heartbeat,
-                demands=self._demands.fd if is_front else None,
+                board=self._board.fd if is_front else None,
             )
             begin = time.monotonic()
             how = await self._live(place, process)
             process.close()
             if is_front:
-                self._demands.forget(place.number)
+                self._board.forget(place.number)
             if not place.was_ready.is_set():
                 raise StartError(process.failure or f"{place.name} {how} before it was ready")
             failures = 0 if time.monotonic() - begin > _SETTLED else failures + 1

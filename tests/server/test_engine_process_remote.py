@@ -37,7 +37,7 @@ from server.engine_process.engine_host import EngineHost
 from server.engine_process.kinds import EngineKind
 from server.engine_process.remote_engine import RemoteEngine
 from server.engine_process.wire import MAX_BODY, Connection, Frame, pair
-from server.front_share import EngineLoads, FrontDemands
+from server.front_share import EngineLoads, FrontBoard
 from tests.server.engine_fakes import MANIFESTS, ScriptedEngine, answer, descriptors, job
 
 
@@ -437,9 +437,9 @@ async def test_jobs_go_where_the_fewest_pictures_are():
 
 
 async def test_what_other_fronts_have_in_flight_counts():
-    demands = FrontDemands.allocate(fronts=2, engines=3)
-    other = demands.loads(1)
-    async with Group(*(ScriptedEngine(lambda job: asyncio.sleep(60)) for _ in range(3)), loads=demands.loads(0)) as it:
+    board = FrontBoard.allocate(fronts=2, engines=3)
+    other = board.loads(1)
+    async with Group(*(ScriptedEngine(lambda job: asyncio.sleep(60)) for _ in range(3)), loads=board.loads(0)) as it:
         other.tell(0, 20)
         other.tell(1, 4)
         calls = []
@@ -452,7 +452,7 @@ async def test_what_other_fronts_have_in_flight_counts():
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         assert [other.of(engine) for engine in range(3)] == [20, 4, 0]
-    demands.close()
+    board.close()
 
 
 async def test_of_several_engines_on_a_device_the_device_with_the_fewest_pictures_comes_first():

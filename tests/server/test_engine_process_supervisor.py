@@ -66,8 +66,8 @@ class World:
 
     def shares(self) -> list[float]:
         """Of all that every front could use, the part of one that could use one call more; 1 where none needs anything."""
-        demands = self.supervisor._demands
-        return [demands.shares(front)[0].of(1.0) for front in range(2)]
+        board = self.supervisor._board
+        return [board.shares(front)[0].of(1.0) for front in range(2)]
 
     def is_new(self, name: str, old: int) -> bool:
         """Whether another process has the name now."""

@@ -18,7 +18,7 @@ import pytest
 from keyglance.errors import KeyglanceError
 from server.config import OverloadSection
 from server.engine import Priority
-from server.front_share import FrontDemands
+from server.front_share import FrontBoard
 from server.lane_name import LaneName
 from server.overload import Overload
 from server.urgency import Urgency
@@ -113,10 +113,10 @@ class Front:
 
 def made(engine: Engine, count: int, *, accept: float, care: float) -> list[Front]:
     """Fronts that share one engine."""
-    demands = FrontDemands.allocate(fronts=count, engines=0)
+    board = FrontBoard.allocate(fronts=count, engines=0)
     return [
         Front(
-            Overload(OverloadSection(), on_gpu=True, shares=demands.shares(number), clock=now, **engine.overload),
+            Overload(OverloadSection(), on_gpu=True, shares=board.shares(number), clock=now, **engine.overload),
             accept=accept,
             care=care,
         )
