@@ -14,6 +14,7 @@ from server.front_share import FrontShare
 from server.load_signal import LoadSignal
 from server.recent_count import RecentCount
 from server.service_times import ServiceTimes
+from server.strain import Strain
 from server.urgency import Urgency
 from server.waiting_room import Waiter, WaitingRoom
 
@@ -21,12 +22,6 @@ from server.waiting_room import Waiter, WaitingRoom
 _SHORT = 0.25
 #: Places of which one front can make use at the most, and how many it may have for each call that it has in the engine.
 _MOST_USEFUL, _IN_FRONT = 1024, 1.5
-#: Shares of calls for which there was no room at all: where it was the first for so many times the lane's `settle`, in which
-#: answers may be degraded instead, the room is short until it was below the second for long. That it is not more only says that
-#: others are let in, which then wait for as long as they can bear.
-_FULL_HOUSE, _HAD_ROOM, _LASTING = 0.1, 0.05, 5.0
-#: Seconds for which other fronts believe one that tells them of its strain.
-_TOLD = 5.0
 #: A limit that fell below this share of what it was makes calls so much shorter that it must not be waited for to show.
 _MUCH_LESS = 0.75
 #: Seconds after which a refused call may come back: where nothing is known, at the least, at the most.
@@ -85,11 +80,7 @@ class Lane:
         self._turned_away = RecentCount()
         self._useful = ConcurrencyLimit(first=_MOST_USEFUL, least=1, most=_MOST_USEFUL, headroom=_IN_FRONT)
         self._load = LoadSignal(settle)
-        self._loads = {priority: LoadSignal(settle) for priority in Priority}
-        self._short = dict.fromkeys(Priority, False)
-        self._no_room = {
-            priority: LoadSignal(settle, full=_FULL_HOUSE, relaxed=_HAD_ROOM, lasting=_LASTING * settle) for priority in Priority
-        }
+        self._strain = Strain(settle, self._share, clock)
 
     @property
     def load(self) -> float:
@@ -103,7 +94,7 @@ class Lane:
 
     def room(self, priority: Priority) -> int:
         """Calls of this or a more urgent priority that may wait now."""
-        if not self._is_strained(priority):
+        if not self._strain.is_on(priority):
             return self.longest_room
         short = self._part(max(self._least_room, self.limit.value * _SHORT), self._demand())
         return min(self.longest_room, short)
@@ -129,7 +120,8 @@ class Lane:
         self._tell(load, urgency.priority)
         if refusal is not None:
             raise refusal
-        self._no_room[urgency.priority].tell(0.0, self._clock())
+        if self._strain.has_room(urgency.priority, True):
+            self._shorten(urgency.priority)
 
     def overrun(self, priority: Priority) -> None:
         """A call was refused before it came here, because there are too many."""
@@ -213,9 +205,8 @@ class Lane:
 
     def _count_refused(self, reason: str, priority: Priority) -> None:
         self._turned_away.add(self._clock(), self._usual)
-        if reason in _WITHOUT_ROOM:
-            self._no_room[priority].tell(1.0, self._clock())
-            self._look_whether_strained(priority)
+        if reason in _WITHOUT_ROOM and self._strain.has_room(priority, False):
+            self._shorten(priority)
         self._share.tell(self._demand())
 
     def _judge(self, urgency: Urgency) -> tuple[KeyglanceError | None, float]:
@@ -310,23 +301,10 @@ class Lane:
             self._tell(0.0, *Priority)
 
     def _tell(self, load: float, *priorities: Priority) -> None:
-        now = self._clock()
-        self._load.tell(load, now)
+        self._load.tell(load, self._clock())
         for priority in priorities:
-            self._loads[priority].tell(load, now)
-            self._look_whether_strained(priority)
-
-    def _is_strained(self, priority: Priority) -> bool:
-        """Whether calls of this priority have to be refused in any case, here or at another front."""
-        own = self._loads[priority].strained or self._no_room[priority].strained
-        return own or self._share.strained_until(priority) > self._clock()
-
-    def _look_whether_strained(self, priority: Priority) -> None:
-        if self._loads[priority].strained or self._no_room[priority].strained:
-            self._share.strain(priority, self._clock() + _TOLD)
-        before, self._short[priority] = self._short[priority], self._is_strained(priority)
-        if self._short[priority] and not before:
-            self._shorten(priority)
+            if self._strain.meets(priority, load):
+                self._shorten(priority)
 
     def _shorten(self, priority: Priority) -> None:
         """The room has become short: who waits too far back for that is told now, not when his time is over."""
