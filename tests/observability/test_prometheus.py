@@ -211,8 +211,14 @@ def test_the_dashboard_is_the_one_that_is_written():
 
 
 def test_alerts_told_of_the_load(watched):
-    fired = {metric["alertname"] for metric, _ in watched.prometheus.query('max_over_time(ALERTS{alertstate="firing"}[10m])')}
-    assert {"KeyglanceRefusing", "KeyglanceDeadlines", "KeyglanceWorkersRestarting", "KeyglanceFaults"} <= fired
+    def had_fired() -> set[str]:
+        found = watched.prometheus.query('max_over_time(ALERTS{alertstate="firing"}[10m])')
+        return {metric["alertname"] for metric, _ in found}
+
+    # An alert fires some evaluations after what it is about: on a busy machine, after the load.
+    wanted = {"KeyglanceRefusing", "KeyglanceDeadlines", "KeyglanceWorkersRestarting", "KeyglanceFaults"}
+    watched.prometheus.eventually(lambda: wanted <= had_fired(), f"{', '.join(sorted(wanted))} fire")
+    fired = had_fired()
     assert "KeyglanceDown" not in fired
     assert not {name for name in fired if "Gpu" in name or "Engine" in name}, fired
 
