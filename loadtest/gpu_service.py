@@ -103,7 +103,7 @@ async def _loaded(engine: Engine, content: bytes, count: int, seconds: float, se
             loaded = await load(engine, jobs, seconds, warm=setup.seconds(1.0))
     finally:
         close_all(jobs)
-    return loaded.figures() | {"utilisation": utilisation.figures()}
+    return loaded.figures() | {"utilisation": utilisation.figures()[0]}
 
 
 async def memory(setup: Setup) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How busy a GPU is while something runs: asked of NVML a few times a second, of nvidia-smi where that is all there is.
+"""How busy GPUs are while something runs: asked of NVML a few times a second, of nvidia-smi where that is all there is.
 
 NVML is asked as the server asks it for its metrics (`server.gpu_readings`), activity of the multiprocessors (GPM) included.
 """
@@ -54,46 +54,68 @@ _NOTHING: tuple[str, Ask | None] = ("none", None)
 
 
 class Utilisation:
-    """Samples from entering to leaving, every `interval` seconds; without a GPU there are none, and `figures` says so.
+    """Samples of the first `count` GPUs from entering to leaving, every `interval` seconds.
 
-    `index` is NVML's, which counts all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says. GPM wants 0.1 s or more between
-    two samples.
+    NVML counts all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says. One thread asks for all of them, so that no two
+    are in the driver's GPM functions at once. GPM wants 0.1 s or more between two samples.
     """
 
-    def __init__(self, index: int = 0, *, interval: float = 0.2) -> None:
+    def __init__(self, count: int = 1, *, interval: float = 0.2) -> None:
         self._interval = interval
-        self._readings = _nvml(index)
-        self._source, self._ask = _told(self._readings) if self._readings else _nvidia_smi(index) or _NOTHING
-        self._samples: list[Mapping[str, float]] = []
+        self._gpus = [_Gpu(index) for index in range(count)]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="utilisation", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._ask is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(2 * _PATIENCE)
-        if self._readings is not None:
-            self._readings.close()
+        self._thread.join(2 * _PATIENCE)
+        for gpu in self._gpus:
+            gpu.close()
+
+    def figures(self) -> list[dict[str, Any]]:
+        """By GPU: means of all samples, but for the first and the last where there are enough; without a GPU it says so."""
+        return [gpu.figures() for gpu in self._gpus]
+
+    def _work(self) -> None:
+        asked = [gpu for gpu in self._gpus if gpu.is_there]
+        while asked and not self._ended.wait(self._interval):
+            asked = [gpu for gpu in asked if gpu.ask()]
+
+
+class _Gpu:
+    """One of them, and its samples."""
+
+    def __init__(self, index: int) -> None:
+        self._readings = _nvml(index)
+        self._source, self._ask = _told(self._readings) if self._readings else _nvidia_smi(index) or _NOTHING
+        self._samples: list[Mapping[str, float]] = []
+
+    @property
+    def is_there(self) -> bool:
+        return self._ask is not None
+
+    def ask(self) -> bool:
+        """One sample more. Returns whether there was one: the run is worth more than a figure that a driver does not give."""
+        assert self._ask is not None
+        try:
+            self._samples.append(self._ask())
+        except Exception:
+            return False
+        return True
 
     def figures(self) -> dict[str, Any]:
-        """Means of all samples, but for the first and the last where there are enough."""
         samples = self._samples[1:-1] if len(self._samples) > 4 else self._samples
         names = dict.fromkeys(name for sample in samples for name in sample)
         means = {name: round(statistics.fmean(sample[name] for sample in samples if name in sample), 1) for name in names}
         return {"source": self._source, "samples": len(samples), **means}
 
-    def _work(self) -> None:
-        assert self._ask is not None
-        while not self._ended.wait(self._interval):
-            try:
-                self._samples.append(self._ask())
-            except Exception:  # a figure that a driver does not give; the run is worth more
-                return
+    def close(self) -> None:
+        if self._readings is not None:
+            self._readings.close()
 
 
 def gpus() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,16 +49,14 @@ class Watch:
         return self._found.result()
 
     def _look(self, begin: float, end: float) -> dict[str, Any]:
-        with ExitStack() as stack:
-            used = [Utilisation(index) for index in range(gpus())]
-            time.sleep(max(0.0, begin - time.monotonic()))
-            for one in used:
-                stack.enter_context(one)
+        used = Utilisation(gpus())
+        time.sleep(max(0.0, begin - time.monotonic()))
+        with used:
             before, page = Used.now(self._pid), self._page()
             time.sleep(max(0.0, end - time.monotonic()))
             after, last = Used.now(self._pid), self._page()
         told: dict[str, Any] = {"seconds": round(after.at - before.at, 3), **after.since(before)}
-        if found := [one.figures() for one in used]:
+        if found := used.figures():
             told["gpus"] = found
         if isinstance(page, Look) and isinstance(last, Look):
             told["metrics"] = counted(Between(page, last))

@@ -199,9 +199,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             asked = time.monotonic()
             await held.enter_async_context(self._admission.admit(call))
             if works:
-                self._admission.overload.come(call.urgency)
+                self._admission.overload.come(call.urgency, self._budget.waiting)
             reservation = await held.enter_async_context(self._budget.reserve(self._reservation))
             step.waited(time.monotonic() - asked)
+            if works and reservation.waited:
+                self._admission.overload.check(call.urgency)
             try:
                 async with asyncio.timeout(self._receive_timeout) as timeout:
                     message = await context.read()

@@ -48,7 +48,7 @@ class Lane:
     As long as no call of a priority has to be refused, its calls may wait for as long as their deadlines allow. Where some must
     be refused in any case, at this front or another, waiting helps nobody: those who come later wait as long, and as many are
     refused. Then the room is short for this priority, `least_room` of all fronts at the least: it counts who waits that is as
-    urgent or more.
+    urgent or more. `steps`: in how many answers can be degraded instead, which is waited for.
 
     `load` is how near the lane is to refusing calls, smoothed over `settle` seconds: 0 where none waits, 1 where they are
     refused; in between the larger of the room's filling and the share of its time that a call would spend waiting.
@@ -62,6 +62,7 @@ class Lane:
         waiting: int,
         least_room: int,
         settle: float,
+        steps: int = 0,
         share: FrontShare | None = None,
         clock: Callable[[], float],
         refused: Refused = lambda reason, priority: None,
@@ -80,7 +81,7 @@ class Lane:
         self._turned_away = RecentCount()
         self._useful = ConcurrencyLimit(first=_MOST_USEFUL, least=1, most=_MOST_USEFUL, headroom=_IN_FRONT)
         self._load = LoadSignal(settle)
-        self._strain = Strain(settle, self._share, clock)
+        self._strain = Strain(settle, self._share, clock, steps=steps)
 
     @property
     def load(self) -> float:
@@ -114,9 +115,12 @@ class Lane:
             return _RETRY
         return min(max((len(self._room) + self.serving) / capacity, _SOONEST), _LATEST)
 
-    def come(self, urgency: Urgency) -> None:
-        """A call comes. Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known."""
-        refusal, load = self._judge(urgency)
+    def come(self, urgency: Urgency, unread: int = 0) -> None:
+        """A call comes, and `unread` others wait for memory to be read into: they will be in the room before it.
+
+        Raises `Overloaded` or `DeadlineExceeded` if there is no use in its waiting, as far as is known.
+        """
+        refusal, load = self._judge(urgency, unread)
         self._tell(load, urgency.priority)
         if refusal is not None:
             raise refusal
@@ -128,11 +132,15 @@ class Lane:
         self._count_refused("calls", priority)
         self._tell(1.0, priority)
 
-    async def enter(self, urgency: Urgency) -> None:
-        """Takes a place, or waits for one. Raises as `come` does, also later: to make room for others."""
+    def check(self, urgency: Urgency) -> None:
+        """A call that came is about to be read. Raises as `come` does, if that is of no use any more."""
         refusal, _ = self._judge(urgency)
         if refusal is not None:
             raise refusal
+
+    async def enter(self, urgency: Urgency) -> None:
+        """Takes a place, or waits for one. Raises as `come` does, also later: to make room for others."""
+        self.check(urgency)
         if self._is_free:
             self._take(urgency.caller)
             return
@@ -209,33 +217,36 @@ class Lane:
             self._shorten(priority)
         self._share.tell(self._demand())
 
-    def _judge(self, urgency: Urgency) -> tuple[KeyglanceError | None, float]:
+    def _judge(self, urgency: Urgency, unread: int = 0) -> tuple[KeyglanceError | None, float]:
         """Why a call should be refused, if it should, and the load that it meets."""
         now = self._clock()
         usual = self.times.median(urgency.kind, now)
         left = urgency.deadline - now - (usual or 0.0)
-        if self._is_free:
+        if self._is_free and not unread:
             # An idle lane tries whatever comes: else it would never learn that calls have become faster.
             if left < 0 and self.serving:
                 return self._too_short(urgency, usual or 0.0, now), 0.0
             return None, 0.0
-        if self._is_full(urgency) and self._weakest(urgency) is None:
-            return self._overloaded(urgency, "room", f"{len(self._room)} calls wait already, {self.serving} are worked on"), 1.0
+        if self._is_full(urgency, unread) and self._weakest(urgency) is None:
+            why = f"{len(self._room) + unread} calls wait already, {self.serving} are worked on"
+            return self._overloaded(urgency, "room", why), 1.0
         mean = self.times.mean(now)
-        wait = 0.0 if mean is None else (self._room.ahead(urgency) + 1) * mean / self.places
+        wait = 0.0 if mean is None else (self._room.ahead(urgency) + unread + 1) * mean / self.places
         if usual is not None and wait > left:
             expected = f"about {wait:.3g} s to wait and {usual:.3g} s of work are expected"
             return self._overloaded(urgency, "deadline", f"{expected}, {urgency.deadline - now:.3g} s are left"), 1.0
-        filled = (self._as_urgent(urgency.priority) + 1) / (self.room(urgency.priority) + 1)
+        filled = (self._as_urgent(urgency.priority) + unread + 1) / (self.room(urgency.priority) + 1)
         return None, min(1.0, max(filled, wait / left if left > 0 else 0.0))
 
     def _as_urgent(self, priority: Priority) -> int:
         """Calls of this or a more urgent priority that wait."""
         return sum(self._room.count(each) for each in Priority if each <= priority)
 
-    def _is_full(self, urgency: Urgency) -> bool:
+    def _is_full(self, urgency: Urgency, unread: int = 0) -> bool:
         """Whether there is no room for one more call like this."""
-        return len(self._room) >= self.longest_room or self._as_urgent(urgency.priority) >= self.room(urgency.priority)
+        if len(self._room) + unread >= self.longest_room:
+            return True
+        return self._as_urgent(urgency.priority) + unread >= self.room(urgency.priority)
 
     def _weakest(self, urgency: Urgency) -> Waiter[asyncio.Future[None]] | None:
         """Who would have to go for it, None for the call itself; only its own like where the room is long enough for others."""

@@ -120,6 +120,7 @@ class Overload:
                 waiting=waiting,
                 least_room=_LEAST_ROOM,
                 settle=settings.settle,
+                steps=len(settings.steps),
                 share=share,
                 clock=clock,
                 refused=lambda reason, priority, name=name: refused(name, reason, priority),  # type: ignore[misc]
@@ -132,13 +133,17 @@ class Overload:
         self._qualities = (FULL, *(Quality(step.frames, frozenset(step.leave_out)) for step in settings.steps))
         self._refused = refused
 
-    def come(self, urgency: Urgency) -> None:
-        """A call comes. Raises as `Lane.come` does."""
+    def come(self, urgency: Urgency, unread: int = 0) -> None:
+        """A call comes, and `unread` others wait for memory to be read into. Raises as `Lane.come` does."""
         main = self.lanes[LaneName.MAIN]
         try:
-            main.come(urgency)
+            main.come(urgency, unread)
         finally:
             self.steps.update(self.clock(), main.load, main.capacity())
+
+    def check(self, urgency: Urgency) -> None:
+        """A call that came has waited for memory, and is about to be read. Raises as `Lane.check` does."""
+        self.lanes[LaneName.MAIN].check(urgency)
 
     def too_many(self, priority: Priority, calls: int) -> Overloaded:
         """The error for a call that finds so many already that it cannot even wait."""

@@ -27,11 +27,12 @@ class _Waiter:
 
 
 class Reservation:
-    """Bytes taken out of a budget; `shrink` gives some back early."""
+    """Bytes taken out of a budget; `shrink` gives some back early. `waited`: whether they were not there at once."""
 
-    def __init__(self, budget: ReceiveBudget, size: int) -> None:
+    def __init__(self, budget: ReceiveBudget, size: int, *, waited: bool = False) -> None:
         self._budget = budget
         self.size = size
+        self.waited = waited
 
     def shrink(self, size: int) -> None:
         """Keeps only `size` bytes; more than it holds changes nothing."""
@@ -68,17 +69,17 @@ class ReceiveBudget:
         """Holds `size` bytes, 0 to `total`, until the block ends. Raises `Overloaded` where the queue is full."""
         if not 0 <= size <= self.total:
             raise ValueError(f"cannot reserve {size:,} bytes of a budget of {self.total:,}")
-        await self._take(size)
-        reservation = Reservation(self, size)
+        reservation = Reservation(self, size, waited=await self._take(size))
         try:
             yield reservation
         finally:
             reservation.shrink(0)
 
-    async def _take(self, size: int) -> None:
+    async def _take(self, size: int) -> bool:
+        """Whether it had to be waited for."""
         if not self._waiters and size <= self._free:
             self._free -= size
-            return
+            return False
         if len(self._waiters) >= self.queue_limit:
             raise Overloaded(
                 f"{len(self._waiters)} calls wait to be received already ({self.reserved:,} of {self.total:,} bytes in flight)",
@@ -94,6 +95,7 @@ class ReceiveBudget:
             else:
                 self._give_back(size)  # it was granted in the same turn of the loop
             raise
+        return True
 
     def _give_back(self, size: int) -> None:
         self._free += size

@@ -8,25 +8,28 @@ from server.engine import Priority
 from server.front_share import FrontShare
 from server.load_signal import LoadSignal
 
-#: Shares of calls for which there was no room at all: where it was the first for so many times `settle`, in which answers may be
-#: degraded instead, there is strain until it was below the second for long. That it is not more only says that others are let in,
-#: which then wait for as long as they can bear.
-_FULL_HOUSE, _HAD_ROOM, _LASTING = 0.1, 0.05, 5.0
+#: Shares of calls for which there was no room at all, smoothed over so many times `settle`: a burst is not felt much then. From
+#: the first on there is strain, until it was below the second for long: that it is not more only says that others are let in, and
+#: they wait for as long as they can bear.
+_FULL_HOUSE, _HAD_ROOM, _SMOOTHED = 0.15, 0.05, 4.0
+#: Times `settle` that answers may be degraded by one step instead, of which one passes until it is taken and one until it shows.
+_STEP = 2.0
 #: Seconds for which other fronts believe one that tells them of its strain.
 _TOLD = 5.0
 
 
 class Strain:
     """A lane's, by priority: from the load that calls meet, smoothed over `settle` seconds, from calls that find no room, and
-    from what other fronts tell (`share`).
+    from what other fronts tell (`share`). With `steps` in which answers can be degraded it waits for these first.
     """
 
-    def __init__(self, settle: float, share: FrontShare, clock: Callable[[], float]) -> None:
+    def __init__(self, settle: float, share: FrontShare, clock: Callable[[], float], *, steps: int = 0) -> None:
         self._share = share
         self._clock = clock
         self._loads = {priority: LoadSignal(settle) for priority in Priority}
         self._no_room = {
-            priority: LoadSignal(settle, full=_FULL_HOUSE, relaxed=_HAD_ROOM, lasting=_LASTING * settle) for priority in Priority
+            priority: LoadSignal(_SMOOTHED * settle, full=_FULL_HOUSE, relaxed=_HAD_ROOM, lasting=_STEP * steps * settle)
+            for priority in Priority
         }
         self._known = dict.fromkeys(Priority, False)
 

@@ -1,5 +1,6 @@
 import itertools
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def watched(**options: float) -> dict:
-    with Utilisation(**options) as utilisation:
+def watched(*, interval: float = 0.2) -> dict:
+    with Utilisation(interval=interval) as utilisation:
         time.sleep(0.1)
-    return utilisation.figures()
+    (figures,) = utilisation.figures()
+    return figures
 
 
 def test_nothing_to_ask(nothing: Path) -> None:
@@ -46,6 +48,25 @@ def test_nvml(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "sm_activity_percent": 62.5,
         "sm_occupancy_percent": 31,
     }
+    assert (nvml.initialised, nvml.samples) == (0, 0), "all is given back"
+
+
+def test_several_gpus_are_asked_by_one_thread(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(gpus=3)
+    asking = set()
+
+    def rates(_: object) -> SimpleNamespace:
+        asking.add(threading.get_ident())
+        return SimpleNamespace(gpu=20)
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", rates, raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    with Utilisation(gpus(), interval=0.01) as utilisation:
+        time.sleep(0.1)
+    told = utilisation.figures()
+    assert [gpu["gpu_percent"] for gpu in told] == [20, 20, 20]
+    assert all(gpu["samples"] > 2 for gpu in told)
+    assert len(asking) == 1
     assert (nvml.initialised, nvml.samples) == (0, 0), "all is given back"
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 
 class FakeNvml:
-    """As much of pynvml as is used: one GPU, busy for 40 %; `lacks` names functions that the device does not support."""
+    """As much of pynvml as is used: `gpus` that are busy for 40 %; `lacks` names functions that they do not support."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_VIDEO = 0, 1, 2, 3
     NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRICS_GET_VERSION, NVML_SUCCESS = 2, 3, 1, 0
@@ -14,8 +14,9 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *, lacks: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, lacks: tuple[str, ...] = (), gpus: int = 1) -> None:
         self.lacks = lacks
+        self.gpus = gpus
         self.samples = self.initialised = 0
 
     def __getattribute__(self, name: str):
@@ -34,10 +35,10 @@ class FakeNvml:
         return "gpu"
 
     def nvmlDeviceGetCount(self):
-        return 1
+        return self.gpus
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        assert index == 0
+        assert 0 <= index < self.gpus
         return "gpu"
 
     def nvmlDeviceGetUUID(self, handle):
