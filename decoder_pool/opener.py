@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -14,6 +13,7 @@ from decoder_pool.containers import Indexer
 from decoder_pool.decoder import Packet
 from decoder_pool.limits import SourceLimits
 from decoder_pool.shared_bytes import SharedBytes
+from decoder_pool.turns import Turns
 from keyglance.errors import RangesNeeded
 from keyglance.mp4 import Declined, Mp4Limits, RandomAccess
 from keyglance.mp4.planning import plan_samples, read_checkable
@@ -74,6 +74,7 @@ class Opener:
 
     def __init__(self, indexer: Indexer) -> None:
         self._indexer = indexer
+        self._turns = Turns()
 
     async def open(self, source: PartialSource, limits: SourceLimits, deadline: float) -> Opened:
         """Indexes a source; `deadline` is on `time.monotonic()`.
@@ -83,22 +84,23 @@ class Opener:
         own = Mp4Limits(pixels=limits.pixels, side=limits.side, seconds=limits.seconds, samples=limits.samples)
         try:
             # In a thread: usually a millisecond, but a hostile file may take a good part of a second.
-            return OpenedMp4(source, await asyncio.to_thread(read_checkable, source, own))
+            return OpenedMp4(source, await self._turns.run(read_checkable, source, own), self._turns)
         except Declined:
             with await source.shared() as whole:
                 return await self._indexer.open(whole, limits, deadline)
 
 
 class OpenedMp4:
-    """A source read by our own reader, as `Opened`."""
+    """A source read by our own reader, as `Opened`; what takes a while is done in `turns`."""
 
-    def __init__(self, source: PartialSource, index: VideoIndex) -> None:
+    def __init__(self, source: PartialSource, index: VideoIndex, turns: Turns) -> None:
         self.index = index
         self._source = source
+        self._turns = turns
 
     async def plan(self, policy: SamplingPolicy, limits: SamplingLimits) -> SamplingPlan:
         """As `Opened.plan`."""
-        made, self.index = await asyncio.to_thread(plan_samples, self._source, self.index, policy, limits)
+        made, self.index = await self._turns.run(plan_samples, self._source, self.index, policy, limits)
         return made
 
     async def packets(self, samples: Sequence[int], spare: Collection[int] = ()) -> tuple[SharedBytes, tuple[Packet, ...]]:

@@ -82,6 +82,9 @@ class Source:
         A whole list because a reader asks for one piece after the other: a caller sends once what one answer names.
         """
         end = min(offset + size, self.size)
+        at = bisect.bisect_right(self._offsets, offset) - 1
+        if at >= 0 and offset < end <= (part := self._parts[at]).offset + len(part.data):  # as nearly always
+            return memoryview(part.data)[offset - part.offset : end - part.offset]
         pieces = list(self._pieces(offset, end))
         if sum(map(len, pieces)) < end - offset:
             raise self.needs(self.missing([(0, self.size)]))

@@ -386,10 +386,10 @@ def _runs(stream: _Stream, chosen: Sequence[int], budget: int) -> tuple[Run, ...
 def _spare(stream: _Stream, end: int) -> int:
     """How many samples behind `end` a run may have: not across encrypted ones, not far across entry points."""
     stop = min(len(stream.time), end + 1 + SPARE)
-    encrypted = np.flatnonzero(~stream.clear[end + 1 : stop])
-    if len(encrypted):
-        stop = end + 1 + int(encrypted[0])
-    second = int(np.searchsorted(stream.entries, end, side="right")) + 1
+    beyond = stream.clear[end + 1 : stop]
+    if not beyond.all():
+        stop = end + 1 + int(beyond.argmin())  # the first that is encrypted
+    second = bisect.bisect_right(stream.entries, end) + 1
     if second < len(stream.entries):
         stop = min(stop, max(int(stream.entries[second]) + 1, end + 1 + _LEAST_SPARE))
     return stop - end - 1
