@@ -126,6 +126,7 @@ def sections(results: Results) -> Iterator[Section]:
         ("soak", "Calls that are cancelled or late", lambda told: [_soaked(told), "", _memory(told)]),
         ("soak_fronts", "The same with fronts and an engine", lambda told: [_soaked(told), "", _memory(told)]),
         ("flood", "The largest messages, all at once", _flood),
+        ("front_cost", "What stands between the wire and the engine", _front_cost),
         ("engine_process", "What an engine in another process costs", _engine_process),
         ("telemetry", "What telemetry costs", _telemetry),
     ):
@@ -226,6 +227,29 @@ def _flood(told: Figures) -> list[str]:
         f"{told['callers']} callers send {told['message_mib']:g} MiB each at once to a server with a receive budget of "
         f"{told['budget_mib']:,} MiB: {ends} in {told['seconds']:.0f} s; the server's memory goes from "
         f"{told['memory_before_mib']:,} MiB to {told['memory_peak_mib']:,} MiB at most."
+    ]
+
+
+def _front_cost(told: Figures) -> list[str]:
+    rows = []
+    for at_once, load in told["at_once"].items():
+        for way, text in (("bare", "gRPC alone, the same bytes"), ("front", "a front")):
+            one = load[way]
+            beside = f" ({load['front_of_bare']:.1f} times)" if way == "front" else ""
+            times = f"{number(one['cpu_ms'])}{beside}"
+            kernel, switches = number(one["of_it_in_the_kernel_ms"]), number(one["thread_switches"])
+            rows.append(
+                (f"{text}, {at_once} at once", number(one["calls_per_second"]), number(one["p50_ms"]), times, kernel, switches)
+            )
+    steps = [f"{step} {number(value)}" for step, value in told["at_once"]["1"]["steps_ms"].items()]
+    return [
+        f"Calls of {megabytes(told['message_bytes'])} with {told['pictures']} keyframes, to a front in one process whose engine "
+        f"does nothing but has scores of four models; beside it a server that reads as many bytes and sends the "
+        f"{told['answer_bytes']:,} of an answer back. Medians of {told['turns']} turns, for one call.",
+        "",
+        *table(("", "calls/s", "p50 ms", "ms of CPU", "in the kernel", "changes of threads"), rows),
+        "",
+        f"Steps of one call alone, ms: {', '.join(steps)}.",
     ]
 
 
