@@ -20,9 +20,17 @@ from keyglance.mp4.planning import plan_samples, read_checkable
 from keyglance.sampling import SamplingLimits, SamplingPlan, SamplingPolicy
 from keyglance.video import SampleFlag, VideoIndex
 
+#: Times the payloads of a call that a source may have and still be kept for them.
+_LITTLE_MORE = 1.25
+
 
 class PartialSource(RandomAccess, Protocol):
     """A file of which some bytes may be elsewhere; reading these raises `RangesNeeded`."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that are here."""
+        ...
 
     def holds(self, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the ranges, each (position, size), are here."""
@@ -109,15 +117,17 @@ class OpenedMp4:
         wanted = np.asarray(samples, np.intp)
         positions, sizes = stored.position[wanted].astype(np.int64), stored.size[wanted].astype(np.int64)
         held = self._source.holds(positions, sizes)
+        # What is little more than these payloads may stay as long as they do; of a whole file they are copied, and it goes.
+        take = memoryview if self._source.held <= _LITTLE_MORE * int(sizes[held].sum()) else bytes
         keys = stored.having(SampleFlag.KEY)[wanted]
         lacking: list[tuple[int, int]] = []
-        payloads: list[bytes] = []
+        payloads: list[bytes | memoryview] = []
         packets: list[Packet] = []
         offset = 0
         rows = zip(samples, positions.tolist(), sizes.tolist(), held.tolist(), keys.tolist(), strict=True)
         for sample, position, size, here, key in rows:
             if here:
-                payloads.append(bytes(self._source.read(position, size)))
+                payloads.append(take(self._source.read(position, size)))
                 packets.append(Packet(sample, offset, size, key))
                 offset += size
             elif sample not in spare:

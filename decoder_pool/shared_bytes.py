@@ -33,7 +33,7 @@ class SharedBytes:
         self._fd = fd
         self.size = size
         self._map: mmap.mmap | None = None
-        self._held: tuple[Sequence[bytes], Sequence[int]] | None = None  # parts, and where each begins
+        self._held: tuple[Sequence[bytes | memoryview], Sequence[int]] | None = None  # parts, and where each begins
         self._closed = fd < 0
         self._lock = threading.Lock()
         self._name = ""
@@ -69,7 +69,7 @@ class SharedBytes:
         return shared
 
     @classmethod
-    def held(cls, parts: Sequence[bytes], name: str = "keyglance") -> SharedBytes:
+    def held(cls, parts: Sequence[bytes | memoryview], name: str = "keyglance") -> SharedBytes:
         """The parts, one behind the other, in this process' own memory until another one asks for the descriptor."""
         offsets = list(itertools.accumulate((len(part) for part in parts), initial=0))
         held = cls(-1, offsets.pop())
@@ -109,7 +109,7 @@ class SharedBytes:
         inside, part = offset - offsets[at], parts[at]
         if inside + size > len(part):
             part = b"".join(parts[at:])
-        return part[inside : inside + size]  # the same object where that is all of it
+        return bytes(part[inside : inside + size])  # the same object where that is all of bytes
 
     def read_into(self, target: memoryview, offset: int) -> int:
         """As `read`, as many bytes as `target` has, into it; how many there were. For any thread."""

@@ -15,12 +15,13 @@ from decoder_pool.shared_bytes import SharedBytes
 parts_of = st.lists(st.binary(max_size=9), max_size=6)
 
 
-@given(parts_of, st.integers(0, 60), st.integers(0, 60), st.booleans())
-def test_held_bytes_read_as_shared_ones_do(parts: list[bytes], offset: int, size: int, early: bool) -> None:
-    with SharedBytes.of(parts) as shared, SharedBytes.held(parts) as held:
+@given(parts_of, st.integers(0, 60), st.integers(0, 60), st.booleans(), st.booleans())
+def test_held_bytes_read_as_shared_ones_do(parts: list[bytes], offset: int, size: int, early: bool, views: bool) -> None:
+    with SharedBytes.of(parts) as shared, SharedBytes.held([memoryview(part) for part in parts] if views else parts) as held:
         if early:
             assert os.pread(held.fd, 100, 0) == b"".join(parts)
         assert held.size == shared.size
+        assert isinstance(held.read(offset, size), bytes)
         assert held.read(offset, size) == shared.read(offset, size) == b"".join(parts)[offset : offset + size]
         into = [bytearray(size), bytearray(size)]
         got = [each.read_into(memoryview(target), offset) for each, target in zip((held, shared), into, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from decoder_pool.containers import Indexer
 from decoder_pool.decoder import DecodeUnit
 from decoder_pool.limits import SourceLimits
 from decoder_pool.opener import Opener
+from decoder_pool.shared_bytes import SharedBytes
 from keyglance.errors import KeyglanceError, RangesNeeded
 from keyglance.mp4 import BytesSource
 from keyglance.sampling import SamplingLimits, SamplingPolicy
@@ -119,6 +120,22 @@ async def test_ranges_give_the_engine_the_same_work_with_a_part_of_the_bytes(dat
     assert ranged.config == whole.config
     assert (second.labels, second.coverage, second.degradations) == (first.labels, first.coverage, first.degradations)
     assert sum(len(part.data) for part in chosen.parts) < len(data) / 2
+
+
+async def test_a_whole_file_goes_while_the_engine_works_and_ranges_are_not_copied(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[set[type]] = []
+    make = SharedBytes.held
+
+    def held(parts: Sequence[bytes | memoryview], name: str) -> SharedBytes:
+        kept.append({type(part) for part in parts})
+        return make(parts, name)
+
+    monkeypatch.setattr(SharedBytes, "held", held)
+    await answer(WholeBytes(data), RecordingEngine())
+    await answer(selected(data), RecordingEngine())
+    assert kept == [{bytes}, {memoryview}]
 
 
 async def test_the_gap_is_kept_by_ranges_too(data: bytes) -> None:
