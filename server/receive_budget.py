@@ -5,8 +5,9 @@ then gives back what it did not need. Until then HTTP/2's flow control keeps the
 window (64 KiB), as long as the probing of the bandwidth-delay product, which makes windows grow, is off.
 
 The budget counts messages, not memory: while a message is parsed it is there up to three times (gRPC's buffer, its bytes, the
-parsed copy). Parsing happens on one thread, so memory is the budget and about three of the largest messages, however many
-callers there are.
+parsed copy). Parsing happens on one thread, so that is the budget and about three of the largest messages, however many callers
+there are; but gRPC's buffers are small pieces, which the allocator keeps for the next messages when they are free. Where many
+large messages arrive at the same time, resident memory may come near twice the budget and stays there.
 """
 
 from __future__ import annotations
