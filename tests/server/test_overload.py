@@ -179,6 +179,49 @@ def test_with_free_places_a_deadline_that_is_too_short_is_told_as_that() -> None
     run(Service(**FAST), short)
 
 
+def test_those_that_wait_to_be_read_count_as_waiting() -> None:
+    """For memory, that is: they are in nobody's room yet, but will be."""
+
+    async def full(service: Service) -> None:
+        await service.offer(0.5 * service.rate, 5)  # what a call takes is known: a tenth of a second at most
+        main = service.overload.lanes[LaneName.MAIN]
+        for _ in range(main.places + 2 - main.serving):
+            service.call()
+        await asyncio.sleep(0)
+        assert main.waiting() == 2
+        room = main.longest_room - main.waiting()
+        come = service.overload.come
+        come(Urgency(deadline=now() + 60), unread=room - 1)
+        assert main.load < 0.5, "one call says little"
+        with pytest.raises(Overloaded, match=f"{main.longest_room} calls wait already") as caught:
+            come(Urgency(deadline=now() + 60), unread=room)
+        assert caught.value.facts["refused"] == "room"
+        come(Urgency(deadline=now() + 0.3), unread=10)
+        with pytest.raises(Overloaded, match="to wait and") as caught:
+            come(Urgency(deadline=now() + 0.3), unread=100)
+        assert caught.value.facts["refused"] == "deadline"
+
+    run(Service(**FAST), full)
+
+
+def test_a_call_that_has_waited_to_be_read_is_judged_anew() -> None:
+    async def late(service: Service) -> None:
+        await service.offer(0.5 * service.rate, 5)
+        urgency = Urgency(deadline=now() + 60)
+        service.overload.come(urgency)
+        service.overload.check(urgency)
+        main = service.overload.lanes[LaneName.MAIN]
+        for _ in range(main.longest_room + main.places - main.serving):
+            service.call()
+        await asyncio.sleep(0)
+        assert main.waiting() == main.longest_room
+        with pytest.raises(Overloaded, match="wait already"):
+            service.overload.check(urgency)
+
+    service = run(Service(**FAST), late)
+    assert service.refused["main", "room", Priority.NORMAL] == 1
+
+
 def test_an_idle_server_tries_whatever_comes() -> None:
     async def slow_then_fast(service: Service) -> None:
         for _ in range(40):
