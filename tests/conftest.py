@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,12 @@ ROOT = Path(__file__).parent.parent
 # In CI examples are the same each time, so that a commit that passed passes again; elsewhere new ones are looked for.
 settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """A shell's background jobs ignore SIGINT, and so would all that tests start: some of it is to be interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
