@@ -34,9 +34,6 @@ class Turns:
 
     async def _have(self) -> bool:
         """Whether the turn came before patience ended."""
-        if not self._turn.locked():
-            await self._turn.acquire()
-            return True
         try:
             async with asyncio.timeout(self._patience) as patience:
                 await self._turn.acquire()

@@ -64,6 +64,24 @@ def test_something_long_holds_up_nobody_for_longer_than_their_patience() -> None
     assert work.most == 2
 
 
+def test_patience_is_everyones_who_comes_between_two_turns_too() -> None:
+    """A turn that has just ended is the next waiter's, who may take long: whoever comes in that moment waits behind him."""
+
+    async def go() -> None:
+        turns = Turns(0.01)
+        await turns._turn.acquire()
+        long = asyncio.create_task(turns.run(work, 1, work.go_on))
+        await asyncio.sleep(0)
+        turns._turn.release()  # free, and promised to the long one
+        assert await asyncio.wait_for(turns.run(work, 2), 20) == 2
+        assert not long.done()
+        work.go_on.set()
+        assert await long == 1
+
+    work = Work()
+    asyncio.run(go())
+
+
 def test_a_turn_ends_with_its_work_not_with_its_caller() -> None:
     async def go() -> None:
         turns = Turns(LONG)
