@@ -19,8 +19,8 @@ _TOLD = 5.0
 
 
 class Strain:
-    """A lane's, by priority: from the load that calls meet, smoothed over `settle` seconds, from calls that find no room, and
-    from what other fronts tell (`share`). With `steps` in which answers can be degraded it waits for these first.
+    """A lane's, by priority: from the load that calls meet, smoothed over `settle` seconds, from calls that find no room, where
+    `steps` in which answers can be degraded are waited for, and from what other fronts tell (`share`).
     """
 
     def __init__(self, settle: float, share: FrontShare, clock: Callable[[], float], *, steps: int = 0) -> None:
