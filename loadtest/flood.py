@@ -23,10 +23,10 @@ import psutil
 
 from keyglance.v1 import keyglance_pb2 as pb
 from loadtest import clips, report
+from loadtest.request_bytes import LABEL_METHOD
 from loadtest.server_process import ServerProcess
 from server.config import Config
 
-_METHOD = "/keyglance.v1.ShortVideoLabeler/Label"
 _MIB = 1 << 20
 
 
@@ -58,7 +58,7 @@ async def call(target: str, request: bytes, timeout: float) -> str:
     """One call over its own connection: the status code's name."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(target, options=options) as channel:
-        method = channel.unary_unary(_METHOD, request_serializer=bytes, response_deserializer=bytes)
+        method = channel.unary_unary(LABEL_METHOD, request_serializer=bytes, response_deserializer=bytes)
         try:
             await method(request, timeout=timeout)
         except grpc.aio.AioRpcError as error:

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,18 @@ import grpc
 import numpy as np
 import psutil
 
-from decoder_pool.containers import Indexer
-from decoder_pool.opener import Opener
 from keyglance.v1.keyglance_pb2 import LabelResponse
 from loadtest import report
 from loadtest.engine_process import IdleEngine
 from loadtest.mix import Mix, MixError
-from models.policy import Policy
+from loadtest.own_server import address_of, parts_around
+from loadtest.request_bytes import LABEL_METHOD
 from models.result import FrameResult, LabelScores
 from server.config import Config
 from server.engine import EngineJob, EngineResult
 from server.lifecycle import Parts, channel_options, serve
-from server.pipeline import Pipeline
-from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 
-_METHOD = "/keyglance.v1.ShortVideoLabeler/Label"
 _DEFAULT_MIX = Path(__file__).parent / "mixes" / "phone.toml"
 AT_ONCE = (1, 8)
 #: The ways; the second is compared with the first.
@@ -51,7 +46,7 @@ BARE, FRONT = "bare", "front"
 _CONNECTIONS = 4
 #: Pictures of a call for which there are scores; more are answered as if they were not decoded.
 _MOST_PICTURES = 64
-_PATIENCE = 60.0  # seconds for the start of a server, and for one call
+_PATIENCE = 60.0  # seconds for one call, and for the end of a server
 
 
 class _Engine(IdleEngine):
@@ -83,12 +78,7 @@ def serve_front(port_file: Path) -> None:
     """A server of one process with that engine, until SIGTERM."""
 
     def parts(config: Config, telemetry: Telemetry) -> Parts:
-        engine, indexer = _Engine(), Indexer(size=1)
-        sources, sampling = limits_of(config)
-        pipeline = Pipeline(
-            engine=engine, opener=Opener(indexer), policy=Policy.load(), source_limits=sources, sampling_limits=sampling
-        )
-        return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
+        return parts_around(_Engine(), config)
 
     config = Config.load(overrides={"server": {"listen": "127.0.0.1:0"}})
     asyncio.run(serve(config, Telemetry.create(version="0"), parts, port_file=port_file))
@@ -169,7 +159,7 @@ async def _calls(address: str, message: bytes, at_once: int, seconds: float) -> 
         end = time.monotonic() + seconds
 
         async def caller(number: int) -> None:
-            call: Any = channels[number % len(channels)].unary_unary(_METHOD)
+            call: Any = channels[number % len(channels)].unary_unary(LABEL_METHOD)
             answer = b""
             while time.monotonic() < end or not answer:
                 begin = time.monotonic()
@@ -195,14 +185,9 @@ def serving(way: str, folder: Path, *, answer_bytes: int = 0) -> Iterator[tuple[
     """Starts a way's server."""
     port_file = folder / f"{way}.port"
     command = [sys.executable, "-m", "loadtest.front_cost", "--serve", way, str(port_file), str(answer_bytes)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
     try:
-        end = time.monotonic() + _PATIENCE
-        while not port_file.exists() or not port_file.read_text():
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the server {way!r} did not start, exit code {process.poll()}")
-            time.sleep(0.05)
-        yield port_file.read_text().strip(), psutil.Process(process.pid)
+        yield address_of(process, port_file), psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(_PATIENCE)

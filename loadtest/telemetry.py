@@ -26,7 +26,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,25 +35,19 @@ import psutil
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from decoder_pool.containers import Indexer
-from decoder_pool.opener import Opener
 from keyglance.v1.keyglance_pb2 import LabelResponse
 from loadtest import report
 from loadtest.index import clip
 from loadtest.otlp_sink import OtlpSink
-from loadtest.request_bytes import request_message
+from loadtest.own_server import address_of, parts_around
+from loadtest.request_bytes import LABEL_METHOD, request_message
 from loadtest.server_process import ServerProcess
 from loadtest.transport import IdleEngine
-from models.policy import Policy
 from server.config import Config
 from server.engine import EngineJob, EngineResult
 from server.lifecycle import Parts, serve
-from server.pipeline import Pipeline
-from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 from server.timing import StepTiming
-
-_METHOD = "/keyglance.v1.ShortVideoLabeler/Label"
 
 #: The ways, with what they have in their environment beside the collector's address; the first is compared with.
 WAYS: dict[str, dict[str, str]] = {
@@ -93,12 +86,7 @@ class TellingEngine(IdleEngine):
 
 def parts(config: Config, telemetry: Telemetry) -> Parts:
     """A server's parts with that engine."""
-    engine, indexer = TellingEngine(telemetry.tracer), Indexer(size=1)
-    sources, sampling = limits_of(config)
-    pipeline = Pipeline(
-        engine=engine, opener=Opener(indexer), policy=Policy.load(), source_limits=sources, sampling_limits=sampling
-    )
-    return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
+    return parts_around(TellingEngine(telemetry.tracer), config)
 
 
 def run_server(port_file: Path) -> None:
@@ -142,11 +130,7 @@ def serving(way: str, endpoint: str, folder: Path) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         metrics = process.stdout.readline().strip()
-        while not port_file.exists():
-            if process.poll() is not None:
-                raise SystemExit(f"the server {way!r} ended at its start with exit code {process.returncode}")
-            time.sleep(0.05)
-        yield Server(way, psutil.Process(process.pid), port_file.read_text().strip(), metrics)
+        yield Server(way, psutil.Process(process.pid), address_of(process, port_file), metrics)
     finally:
         process.terminate()
         process.wait(60)
@@ -170,7 +154,7 @@ async def saturate(server: Server, message: bytes, callers: int, seconds: float)
     answered = 0
     end = time.monotonic() + seconds
     async with grpc.aio.insecure_channel(server.address) as channel:
-        label: Any = channel.unary_unary(_METHOD)
+        label: Any = channel.unary_unary(LABEL_METHOD)
 
         async def caller() -> None:
             nonlocal answered

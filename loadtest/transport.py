@@ -15,24 +15,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from decoder_pool.containers import Indexer
-from decoder_pool.opener import Opener
 from keyglance import Client
 from loadtest import report
 from loadtest.clips import tone
 from loadtest.index import LAYOUTS, clip, remuxed
+from loadtest.own_server import parts_around
 from loadtest.request_bytes import request_message
-from models.policy import Policy
 from server.config import Config
 from server.engine import EngineInfo, EngineJob, EngineResult, FrameOutcome
 from server.engine_stats import EngineStats
 from server.lifecycle import Parts, serve
-from server.pipeline import Pipeline
-from server.servicer import Labeler, limits_of
 from server.telemetry import Telemetry
 
 
@@ -63,16 +58,7 @@ class IdleEngine:
 
 def parts(config: Config, telemetry: Telemetry) -> Parts:
     """A server's parts with an engine that does nothing."""
-    engine, indexer = IdleEngine(), Indexer(size=1)
-    source_limits, sampling_limits = limits_of(config)
-    pipeline = Pipeline(
-        engine=engine,
-        opener=Opener(indexer),
-        policy=Policy.load(),
-        source_limits=source_limits,
-        sampling_limits=sampling_limits,
-    )
-    return Parts(Labeler(pipeline, engine, config, version("keyglance-server")), engine, (indexer,))
+    return parts_around(IdleEngine(), config)
 
 
 def measure(client: Client, path: Path, rounds: int) -> dict[str, Any]:
