@@ -55,8 +55,11 @@ def goal_rows(results: Results, name: str) -> list[tuple[str, str, str, str]]:
         missed = f"{number(abs(value - limit))}{unit}" if value is not None else ""
         rows.append((_WORDS.get(name, name), f"{side} {limit:g}{unit}", measured, verdict(line["holds"], missed)))
     if (ended := told.get("drain")) is not None:
-        answered = ended["in_flight_ended"].get("OK", 0)
-        what = f"{answered} of {ended['at_sigterm']['in_flight']} calls in flight answered, {ended['cut_short']} cut short"
+        answered, refused = (ended["in_flight_ended"].get(status, 0) for status in ("OK", "RESOURCE_EXHAUSTED"))
+        what = (
+            f"of {ended['at_sigterm']['in_flight']} calls in flight {answered} answered, {refused} refused out of the waiting "
+            f"room, {ended['cut_short']} cut short"
+        )
         faults = "; ".join(ended["faults"])
         held = "met" if not faults else f"**missed**: {faults}"
         rows.append(("SIGTERM at full load", "every accepted call answered", what, held))
