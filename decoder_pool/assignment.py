@@ -6,10 +6,12 @@ The pool calls `assign` after every change. It is all of the pool's policy; `dec
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from decoder_pool.key import DecoderKey
 from keyglance.video import StreamConfig
@@ -34,15 +36,36 @@ class Outcome(enum.StrEnum):
     CREATED = "created"  # it was made because this call, or one beside it, waited
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderView:
-    """A decoder as `assign` sees it. `used` is the time of its last return, on any monotonic clock."""
+class DecoderView(Protocol):
+    """A decoder as `assign` sees it, which changes nothing of it and does not keep it.
 
-    number: int
-    key: DecoderKey
-    state: DecoderState
-    configured: StreamConfig | None = None
-    used: float = 0.0
+    It is the pool's own record: a copy of each for every decision would cost more than the decision.
+    """
+
+    @property
+    def number(self) -> int:
+        """What it is called in grants."""
+        ...
+
+    @property
+    def key(self) -> DecoderKey:
+        """What it is made for."""
+        ...
+
+    @property
+    def state(self) -> DecoderState:
+        """Where it is in its life."""
+        ...
+
+    @property
+    def configured(self) -> StreamConfig | None:
+        """What it was last set to."""
+        ...
+
+    @property
+    def used(self) -> float:
+        """The time of its last return, on any monotonic clock."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +161,32 @@ class _Desk:
     ) -> None:
         self.grants: list[Grant] = []
         self.creations: list[Creation] = []
+        self._decoders = decoders
         self._idle = [d for d in decoders if d.state is DecoderState.IDLE]
-        self._coming = Counter(d.key for d in decoders if d.state in (DecoderState.STARTING, DecoderState.SETTLING))
-        self._alive = Counter(d.key for d in decoders if d.state is not DecoderState.CLOSING)
         self._room = limit - len(decoders)
         self._warm = warm
         self._rekeyable = rekeyable
         self._rested = rested  # idle since then, or longer
         self._granted: Counter[int] = Counter()
 
+    @functools.cached_property
+    def _coming(self) -> Counter[DecoderKey]:
+        """That are about to be idle. Most assignments end before anybody asks."""
+        return Counter(d.key for d in self._decoders if d.state in (DecoderState.STARTING, DecoderState.SETTLING))
+
+    @functools.cached_property
+    def _alive(self) -> Counter[DecoderKey]:
+        """That live, or will. Most assignments end before anybody asks."""
+        return Counter(d.key for d in self._decoders if d.state is not DecoderState.CLOSING)
+
     def grant(self, caller: Waiting) -> bool:
         if (found := self._choose(caller)) is None:
             return False
         decoder, outcome = found
         self._idle.remove(decoder)
-        self._alive[decoder.key] -= 1
-        self._alive[caller.key] += 1
+        if decoder.key != caller.key:
+            self._alive[decoder.key] -= 1
+            self._alive[caller.key] += 1
         self._granted[caller.number] += 1
         self.grants.append(Grant(caller.number, decoder.number, outcome))
         return True
@@ -199,6 +232,8 @@ class _Desk:
                 pass
 
     def grow(self, caller: Waiting) -> None:
+        if self._room <= 0:
+            return
         wanted = caller.most - self._granted[caller.number] - self._coming[caller.key]
         for _ in range(min(wanted, self._room)):
             self.create(caller.key, on_the_way=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from decoder_pool.assignment import Creation, DecoderState, DecoderView, Outcome, Waiting, assign
+from decoder_pool.assignment import Creation, DecoderState, Outcome, Waiting, assign
 from decoder_pool.decoder import Decoder, DecoderBroken, DecoderFactory
 from decoder_pool.key import DecoderKey
 from keyglance.errors import DeadlineExceeded, Draining, UnsupportedCodec, WorkerLost
@@ -81,9 +81,6 @@ class _Member:
     used: float = 0.0
     leases: int = 0
     fresh: bool = False  # made because a caller waited, and not lent yet
-
-    def view(self) -> DecoderView:
-        return DecoderView(self.number, self.key, self.state, self.configured, self.used)
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +175,7 @@ class DecoderPool:
         self._quiet.set()
         self._draining = False
         self._closed = False
-        self._settled = False  # whether the last assignment found the warm minimum there
+        self._settled = False  # whether the warm minimum was there, and no decoder has left or changed its key since
         self._later: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -333,8 +330,7 @@ class DecoderPool:
             member.used = self._clock()
             member.leases += 1
             if broken:
-                member.state = DecoderState.CLOSING
-                self._counts["broken"] += 1
+                self._give_up(member)
             else:
                 member.state = DecoderState.IDLE if member.decoder.settled else DecoderState.SETTLING
             state = member.state
@@ -371,11 +367,11 @@ class DecoderPool:
         members = {member.number: member for member in self._members}
         plan = assign(
             sorted((caller.waiting for caller in self._callers), key=by_urgency),
-            [member.view() for member in self._members],
+            self._members,
             limit=self.limit,
             warm=self._warm,
             rekeyable=self.factory.rekeyable,
-            restore=restore,
+            restore=restore and not self._settled,
             now=self._clock(),
             rest=self._rest,
         )
@@ -384,6 +380,7 @@ class DecoderPool:
         for grant in plan.grants:
             member, caller = members[grant.decoder], callers[grant.waiting]
             outcome = Outcome.CREATED if member.fresh else grant.outcome
+            self._settled = self._settled and member.key == caller.waiting.key
             member.state, member.key, member.fresh = DecoderState.LEASED, caller.waiting.key, False
             if outcome is not Outcome.CREATED:  # counted when it was made
                 self._counts[outcome.value] += 1
@@ -391,7 +388,7 @@ class DecoderPool:
         todo.grants = [(callers[number], given) for number, given in granted.items()]
         self._callers[:] = [caller for caller in self._callers if caller.waiting.number not in granted]
         todo.creations = [self._admit(creation, members) for creation in plan.creations]
-        self._settled = restore and self._is_warm()
+        self._settled = (self._settled and not todo.creations) or (restore and self._is_warm())
         if not self._settled and self._later is None:  # what is in the way may have rested by then
             self._later = asyncio.get_running_loop().call_later(max(self._rest, _LEAST_REST), self._look_again)
         return todo
@@ -432,8 +429,7 @@ class DecoderPool:
     def _fail_one(self, member: _Member, error: Exception) -> None:
         """A decoder that cannot be started fails the first caller that counted on it, so that a broken host fails all, soon."""
         with self._lock:
-            self._counts["broken"] += 1
-            member.state = DecoderState.CLOSING
+            self._give_up(member)
             waiting = [c for c in self._callers if not c.granted.done()]
             usable = [c for c in waiting if self.factory.rekeyable or c.waiting.key == member.key]
             first = min(usable, key=lambda caller: by_urgency(caller.waiting), default=None)
@@ -449,14 +445,19 @@ class DecoderPool:
             raise
         except Exception:
             with self._lock:
-                member.state = DecoderState.CLOSING
-                self._counts["broken"] += 1
+                self._give_up(member)
             await self._retire(member)
             return
         with self._lock:
             if member.state is DecoderState.SETTLING:
                 member.state = DecoderState.IDLE
         self._assign()
+
+    def _give_up(self, member: _Member) -> None:
+        """With the lock held: it is broken, and one less is there."""
+        member.state = DecoderState.CLOSING
+        self._counts["broken"] += 1
+        self._settled = False
 
     async def _retire(self, member: _Member, *, restore: bool = True) -> None:
         await member.decoder.close()

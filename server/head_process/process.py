@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import subprocess
 import sys
 import threading
@@ -57,6 +58,7 @@ class HeadProcess:
         self._lock = threading.Lock()  # over what follows
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._answers = select.poll()  # for the connection; its own `poll` makes a selector each time
         self._ready = False
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
@@ -103,7 +105,7 @@ class HeadProcess:
                 if told is None or connection is None:
                     return None
                 connection.send_bytes(messages.encode_batch(model, told, placements))
-                if not connection.poll(self._patience):
+                if not self._answers.poll(self._patience * 1e3):
                     raise TimeoutError(f"no answer within {self._patience:g} s")
                 found = messages.decode_results(model, connection.recv_bytes(), self._names)
                 if len(found) != len(placements):
@@ -141,6 +143,7 @@ class HeadProcess:
     def _started(self) -> subprocess.Popen[bytes] | None:
         ours, theirs = Pipe()
         self._connection, self._ready = ours, False
+        self._answers.register(ours, select.POLLIN)
         # In memory too: where the process does not read, nobody waits to get rid of what it is sent.
         with theirs, SharedBytes.of([messages.encode_manifests(self._manifests)], "models") as models:
             parts = ((models.fd, models.size), *self.memory.parts)
@@ -184,6 +187,7 @@ class HeadProcess:
         connection, self._connection = self._connection, None
         self._ready = False
         if connection is not None:
+            self._answers.unregister(connection)
             connection.close()
         if self._process is not None:
             self._process.kill()  # it holds nothing, and whoever keeps it waits for its end

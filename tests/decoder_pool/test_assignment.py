@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder_pool.assignment import Assignment, Creation, DecoderState, DecoderView, Grant, Outcome, Waiting, assign
+from decoder_pool.assignment import Assignment, Creation, DecoderState, Grant, Outcome, Waiting, assign
 from decoder_pool.key import DecoderKey
 from keyglance.video import StreamConfig
 
@@ -14,16 +15,27 @@ KEYS = [DecoderKey("h264", 8, "420", 1088), DecoderKey("h264", 8, "420", 2048), 
 A, B, C = KEYS
 
 
+@dataclass(frozen=True)
+class Decoder:
+    """A `DecoderView`."""
+
+    number: int
+    key: DecoderKey
+    state: DecoderState
+    configured: StreamConfig | None = None
+    used: float = 0.0
+
+
 def config(key: DecoderKey, width: int = 640) -> StreamConfig:
     return StreamConfig(key.codec, width, 360)
 
 
-def idle(number: int, key: DecoderKey, width: int | None = None, used: float = 0.0) -> DecoderView:
-    return DecoderView(number, key, DecoderState.IDLE, config(key, width) if width else None, used)
+def idle(number: int, key: DecoderKey, width: int | None = None, used: float = 0.0) -> Decoder:
+    return Decoder(number, key, DecoderState.IDLE, config(key, width) if width else None, used)
 
 
-def leased(number: int, key: DecoderKey) -> DecoderView:
-    return DecoderView(number, key, DecoderState.LEASED)
+def leased(number: int, key: DecoderKey) -> Decoder:
+    return Decoder(number, key, DecoderState.LEASED)
 
 
 def caller(number: int, key: DecoderKey, width: int = 640, most: int = 1) -> Waiting:
@@ -61,7 +73,7 @@ def test_with_everything_lent_the_caller_waits():
 
 
 def test_one_that_is_coming_is_counted_on_by_one_caller_only():
-    starting = DecoderView(7, A, DecoderState.STARTING)
+    starting = Decoder(7, A, DecoderState.STARTING)
     assert assign([caller(1, A)], [starting], limit=9) == Assignment()
     assert len(assign([caller(1, A), caller(2, A)], [starting], limit=9).creations) == 1
 
@@ -88,11 +100,11 @@ def test_the_warm_minimum_is_restored_in_place_of_what_is_above_it():
 
 
 def test_a_closing_one_still_counts_against_the_limit():
-    assert assign([caller(1, A)], [DecoderView(1, A, DecoderState.CLOSING)], limit=1) == Assignment()
+    assert assign([caller(1, A)], [Decoder(1, A, DecoderState.CLOSING)], limit=1) == Assignment()
 
 
 views = st.builds(
-    DecoderView,
+    Decoder,
     number=st.just(0),
     key=st.sampled_from(KEYS),
     state=st.sampled_from(DecoderState),
@@ -104,7 +116,7 @@ views = st.builds(
 @st.composite
 def pools(draw: st.DrawFn) -> dict[str, object]:
     drawn = draw(st.lists(views, max_size=8))
-    decoders = [DecoderView(n, v.key, v.state, v.configured, v.used) for n, v in enumerate(drawn, 100)]
+    decoders = [Decoder(n, v.key, v.state, v.configured, v.used) for n, v in enumerate(drawn, 100)]
     limit = max(1, len(decoders) + draw(st.integers(0, 3)))
     warm: dict[DecoderKey, int] = {}
     for key, least in draw(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 3))).items():
@@ -175,13 +187,13 @@ def test_a_restored_pool_needs_no_restoring(pool):
     decoders, plan = pool["decoders"], assign(**(pool | {"waiting": []}))
     gone = {creation.evict for creation in plan.creations}
     after = [d for d in decoders if d.number not in gone]
-    after += [DecoderView(900 + n, creation.key, DecoderState.IDLE) for n, creation in enumerate(plan.creations)]
+    after += [Decoder(900 + n, creation.key, DecoderState.IDLE) for n, creation in enumerate(plan.creations)]
     assert assign(**(pool | {"waiting": [], "decoders": after})) == Assignment()
 
 
 def test_while_one_closes_no_other_that_can_be_rekeyed_is_evicted_for_the_warm_minimum():
     small, large = DecoderKey("h264", 8, "420", 1088), DecoderKey("h264", 8, "420", 2048)
-    decoders = [DecoderView(1, small, DecoderState.IDLE), DecoderView(2, large, DecoderState.CLOSING)]
+    decoders = [Decoder(1, small, DecoderState.IDLE), Decoder(2, large, DecoderState.CLOSING)]
     assert assign([], decoders, limit=2, warm={large: 2}, rekeyable=True) == Assignment()
 
 
