@@ -102,6 +102,10 @@ class ServerSection(_Section):
         description="Of these processes, how many share a GPU: two get more out of it and take twice its memory. 1 to 8.",
         le=8,
     )
+    mps: bool = Field(
+        default=False,
+        description="Whether engines that share a GPU have it at once (NVIDIA's MPS), not in turns; a fault of one ends all.",
+    )
     heartbeat: Seconds = Field(
         default=5.0,
         description="Seconds after which a front or engine that was stopped is replaced; four times as many for one that hangs.",
@@ -128,6 +132,12 @@ class ServerSection(_Section):
     def _fronts_can_share(self) -> Self:
         if self.fronts > 1 and self.listen.startswith("unix:"):
             raise ValueError(f"{self.fronts} fronts cannot share {self.listen}: one front can have it, or all share a HOST:PORT")
+        return self
+
+    @model_validator(mode="after")
+    def _mps_has_engines(self) -> Self:
+        if self.mps and not self.fronts:
+            raise ValueError("mps is for engines in processes of their own: with it fronts must be 1 or more, got 0")
         return self
 
     @model_validator(mode="after")
@@ -381,7 +391,7 @@ class OverloadSection(_Section):
 
     least_calls: int = Field(
         default=0,
-        description="Calls worked on at once at the least, for each engine, by all fronts together; 0: 4, on a GPU 10.",
+        description="Calls worked on at once at the least, for each engine, by all fronts; 0: 4, on a GPU 10, with mps 14.",
         ge=0,
     )
     most_calls: PositiveInt = Field(

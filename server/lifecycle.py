@@ -140,6 +140,7 @@ class Server:
             on_gpu=bool(about.hardware),
             devices=devices,
             engines=devices * config.server.sharers if about.hardware else 1,
+            side_by_side=config.server.mps,
             shares=parts.shares,
             refused=telemetry.metrics.refused,
         )

@@ -23,6 +23,9 @@ _FIRST, _FIRST_IN_SOFTWARE = 16, 4
 #: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, and what is being decoded for
 #: the next: half of a call's time there is waiting for the batch before, so by measured times alone batches would run half empty.
 _LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 10, 2
+#: The same where engines have a GPU side by side: it is full only while each of them has a batch that runs, and batches of two
+#: at once take twice as long. With 10 each two engines gave 0.89 of what they gave with 16.
+_LEAST_SIDE_BY_SIDE = 14
 #: Places of a short room at the least.
 _LEAST_ROOM = 4
 #: Of so many calls one is being read.
@@ -76,8 +79,9 @@ class Place:
 
 class Overload:
     """The lanes of a server, and how far its answers are degraded. `software_calls`: most calls at once that software decodes;
-    `calls`: most calls at once of all, worked on or waiting; `engines`: how many work for them, on `devices`. Several fronts have
-    lanes each over the same engines: `shares` are this one's by lane, without any it has all places.
+    `calls`: most calls at once of all, worked on or waiting; `engines`: how many work for them, on `devices`, each of which those
+    that share it have `side_by_side`, or in turns. Several fronts have lanes each over the same engines: `shares` are this one's
+    by lane, without any it has all places.
 
     A call `come`s when nothing but its metadata is known, and has its `place` once it was read.
     """
@@ -91,6 +95,7 @@ class Overload:
         on_gpu: bool = False,
         devices: int = 1,
         engines: int = 1,
+        side_by_side: bool = False,
         shares: Sequence[FrontShare] = (),
         clock: Callable[[], float] = time.monotonic,
         refused: RefusedIn = lambda lane, reason, priority: None,
@@ -98,7 +103,8 @@ class Overload:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
         most = settings.most_calls * devices
-        least = min((settings.least_calls or (_LEAST_ON_GPU if on_gpu else _LEAST)) * engines, most)
+        usual = (_LEAST_SIDE_BY_SIDE if side_by_side and engines > devices else _LEAST_ON_GPU) if on_gpu else _LEAST
+        least = min((settings.least_calls or usual) * engines, most)
         in_software = max(1, min(software_calls, most))
         first = min(max(_FIRST * engines, least), most)
         # A room that is never full would leave refusing to the limit on all calls, which knows no priorities; a few of them are

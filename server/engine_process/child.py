@@ -124,16 +124,21 @@ def run_child(main: Main) -> None:
     faulthandler.enable()  # a process that crashes says where, on standard error
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != arguments.parent:  # it died before the line above
-            os._exit(EXIT_FAILED)
+    die_with(arguments.parent)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FDS if hard == resource.RLIM_INFINITY else min(hard, _MOST_FDS), hard))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sock = socket.socket(fileno=arguments.control)
     sock.set_inheritable(False)
     sys.exit(asyncio.run(_run(arguments.name, sock, main)))
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent, of that process id, is gone; at once where it is."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(EXIT_FAILED)
 
 
 async def _run(name: str, sock: socket.socket, main: Main) -> int:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from server.engine_process.child import Settings
@@ -55,8 +56,11 @@ class SupervisedProcess:
         """Whether it runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Starts it; it may be connected with others from then on. Raises `OSError`."""
+    async def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Starts it, with `environment` beside this process's own; it may be connected with others from then on.
+
+        Raises `OSError`.
+        """
         ours, theirs = pair()
         with theirs:
             command = [sys.executable, "-P", "-m", self._module, "--name", self.name]
@@ -67,7 +71,7 @@ class SupervisedProcess:
                     *("--control", str(theirs.fileno()), "--parent", str(os.getpid())),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env=_environment(),
+                    env=child_environment() | dict(environment or {}),
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             except BaseException:
@@ -179,6 +183,6 @@ class SupervisedProcess:
         return f"ended with status {status}"
 
 
-def _environment() -> dict[str, str]:
-    """This process's own, and the folders from which it imports: `-P` keeps the current one out."""
+def child_environment() -> dict[str, str]:
+    """For a child: this process's own, and the folders from which it imports: `-P` keeps the current one out."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}

@@ -9,12 +9,13 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from server.config import Config
 from server.engine_process.child import Settings
 from server.engine_process.listening import ReservedAddress
+from server.engine_process.mps import MpsDaemon
 from server.engine_process.supervised import SupervisedProcess
 from server.engine_process.wire import pair
 from server.front_share import FrontBoard
@@ -86,6 +87,7 @@ class Supervisor:
         self._engines = [place("engine", number, engine_module, engine_config(config, number)) for number in range(engines)]
         self._fronts = [place("front", number, front_module, front) for number in range(config.server.fronts)]
         self._board = FrontBoard.allocate(fronts=len(self._fronts), engines=engines)
+        self._mps = MpsDaemon() if config.server.mps else None
 
     async def run(self, stop: asyncio.Event, *, bound: Callable[[str], None] = lambda _: None) -> bool:
         """Runs everything until `stop` is set, then drains: fronts first, then engines. `bound` gets the address once all listen.
@@ -113,6 +115,8 @@ class Supervisor:
                 if place.process is not None:
                     place.process.kill("the server ends")
                     await place.process.gone(_ENGINE_END)
+            if self._mps is not None:
+                await self._mps.close()
             self._reserved.close()
             self._board.close()
 
@@ -165,7 +169,10 @@ class Supervisor:
     async def _live(self, place: _Place, process: SupervisedProcess) -> str:
         """The life of one process; says how it ended."""
         try:
-            await process.start()
+            await process.start(await self._environment(place))
+        except StartError as error:
+            process.failure = str(error)
+            return f"could not be started: {error}"
         except OSError as error:
             return f"could not be started: {error}"
         self._introduce(place)
@@ -174,6 +181,13 @@ class Supervisor:
             return await process.watch()
         finally:
             noting.cancel()
+
+    async def _environment(self, place: _Place) -> Mapping[str, str]:
+        """What a process needs beside the supervisor's own, once that is there."""
+        if self._mps is None or place in self._fronts:
+            return {}
+        await self._mps.ensure()
+        return self._mps.environment
 
     async def _note_ready(self, place: _Place, process: SupervisedProcess) -> None:
         await process.ready.wait()

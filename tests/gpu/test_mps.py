@@ -1,0 +1,115 @@
+"""Two engines that have one GPU side by side: the daemon is there for them, outlives one that is killed, ends with the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from keyglance import Client
+from keyglance.errors import ServiceError
+from loadtest.server_process import ServerProcess
+from server.engine_process.mps import COMMAND
+from tests.gpu.engines import SMALL
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+
+
+def of_mps() -> set[int]:
+    """The processes of MPS on this machine: control daemons and servers."""
+    return {
+        process.pid for process in psutil.process_iter(["name"]) if (process.info["name"] or "").startswith("nvidia-cuda-mps")
+    }
+
+
+def engine(server: ServerProcess, number: int) -> psutil.Process | None:
+    for process in psutil.Process(server.pid).children():
+        try:
+            if f"engine-{number}" in process.cmdline():
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+def comes_true(what: Callable[[], object], within: float = 180) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if what():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+@pytest.fixture
+def server(cupy: Any, models_folder: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    if shutil.which(COMMAND) is None:
+        pytest.skip(f"no {COMMAND} on the PATH")
+    environment = {
+        "KEYGLANCE_MODELS__FOLDER": str(models_folder),
+        "KEYGLANCE_MODELS__ENABLED": json.dumps(["open-nsfw"]),
+        "KEYGLANCE_ENGINE__DEVICE": "gpu",
+        "KEYGLANCE_SERVER__FRONTS": "1",
+        "KEYGLANCE_SERVER__ENGINES": "2",
+        "KEYGLANCE_SERVER__ENGINES_PER_GPU": "2",
+        "KEYGLANCE_SERVER__MPS": "true",
+        "KEYGLANCE_TELEMETRY__LOG_FORMAT": "text",
+        **{f"KEYGLANCE_GPU__{name.upper()}": json.dumps(value) for name, value in SMALL.items()},
+    }
+    before = of_mps()
+    with ServerProcess(tmp_path, environment=environment, start_timeout=240, stop_timeout=60) as process:
+        yield process
+        process.terminate()
+        assert process.wait(60) == 0
+    assert comes_true(lambda: of_mps() <= before, 10)
+
+
+def test_an_engine_killed_beside_another(server: ServerProcess, clips: dict[str, bytes]) -> None:
+    assert of_mps()
+    both = [engine(server, number) for number in (0, 1)]
+    for process in both:
+        assert process is not None
+        assert "CUDA_MPS_PIPE_DIRECTORY" in process.environ()
+    ends: Counter[str] = Counter()
+    stop = threading.Event()
+
+    def call() -> None:
+        with Client(server.address, retries=0, timeout=20) as client:
+            while not stop.is_set():
+                try:
+                    frames = client.label(clips["landscape"]).coverage.frames
+                    ends[f"{frames} pictures"] += 1
+                except ServiceError as error:
+                    ends[error.reason] += 1
+                    time.sleep(0.05)
+
+    callers = [threading.Thread(target=call) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    try:
+        time.sleep(2)
+        assert ends.keys() == {"3 pictures"}
+        killed = both[0]
+        assert killed is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        assert comes_true(lambda: "engine-0 is there again" in server.log()), server.log()
+        time.sleep(1)
+        before = ends["3 pictures"]
+        assert comes_true(lambda: ends["3 pictures"] >= before + 50, 20), (ends, server.log())
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+    print(dict(ends))
+    print("\n".join(line for line in server.log().splitlines() if "engine" in line)[-3000:])
+    assert ends.keys() <= {"3 pictures", "WORKER_LOST", "GPU_LOST", "MODEL_FAILED"}, ends
