@@ -260,6 +260,13 @@ def test_every_tracked_result_is_named_in_the_performance_page_or_known_not_to_b
         ("NVIDIA H200", "NVIDIA H200", ["server.fronts=3"], "3 fronts"),
         ("NVIDIA H200", "NVIDIA H200", ["server.fronts=3", "server.engines_per_gpu=2"], "3 fronts and 2 engines on a GPU"),
         ("NVIDIA H200, NVIDIA H200", "NVIDIA H200", ["server.fronts=6"], "6 fronts and 1 engine on each of 2 GPUs"),
+        (
+            "NVIDIA H200",
+            "NVIDIA H200",
+            ["server.fronts=3", "server.engines_per_gpu=2", "server.mps=true"],
+            "3 fronts and 2 engines on a GPU with MPS",
+        ),
+        ("NVIDIA H200", "NVIDIA H200", ["server.fronts=3", "server.mps=true"], "3 fronts"),
     ],
 )
 def test_what_a_server_was_made_of(device: str, gpu: str | None, settings: list[str], told: str) -> None:

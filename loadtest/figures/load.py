@@ -72,21 +72,23 @@ def _gpus(told: Figures) -> int:
 
 
 def _fronts(told: Figures) -> str:
-    """3 fronts, or 3 fronts and 2 engines on a GPU, or on each of several."""
-    if not (fronts := _setting(told, "server.fronts", 0)):
+    """3 fronts, or 3 fronts and 2 engines on a GPU, or on each of several; with MPS where they have it side by side."""
+    if not (fronts := int(_setting(told, "server.fronts", "0"))):
         return ""
     engines, gpus = _engines(told), _gpus(told)
+    side_by_side = " with MPS" if engines > 1 and _setting(told, "server.mps", "false").lower() == "true" else ""
     if gpus > 1:
-        return f"{counted(fronts, 'front')} and {counted(engines, 'engine')} on each of {gpus} GPUs"
-    return counted(fronts, "front") + (f" and {engines} engines on a GPU" if engines > 1 else "")
+        return f"{counted(fronts, 'front')} and {counted(engines, 'engine')} on each of {gpus} GPUs{side_by_side}"
+    return counted(fronts, "front") + (f" and {engines} engines on a GPU{side_by_side}" if engines > 1 else "")
 
 
 def _engines(told: Figures) -> int:
-    return _setting(told, "server.engines_per_gpu", 1)
+    return int(_setting(told, "server.engines_per_gpu", "1"))
 
 
-def _setting(told: Figures, name: str, default: int) -> int:
-    return int(dict(setting.partition("=")[::2] for setting in told["generator"]["settings"]).get(name, default))
+def _setting(told: Figures, name: str, default: str) -> str:
+    found: str = dict(setting.partition("=")[::2] for setting in told["generator"]["settings"]).get(name, default)
+    return found
 
 
 def _by_fronts(told: Figures) -> str:
@@ -218,6 +220,10 @@ def _why(told: Figures, results: Results) -> list[str]:
 def capacity(results: Results) -> list[tuple[str, str, str]]:
     """Rows for docs/operations.md: what, how much, file."""
     return [
-        (f"{Hardware.of(told)}: a server saturated through gRPC{_by_fronts(told)}", f"{peak(told)} a second", name)
+        (
+            f"{Hardware.of(told).named(_gpus(told))}: a server saturated through gRPC{_by_fronts(told)}",
+            f"{peak(told)} a second",
+            name,
+        )
         for name, told in results.with_key("closed_loop")
     ]

@@ -40,8 +40,12 @@ class Hardware:
         return cls(gpu or ("" if device == "cpu" else device), _plain(about["cpu"]), about["cores"], about["memory_gib"])
 
     def __str__(self) -> str:
+        return self.named()
+
+    def named(self, gpus: int = 1) -> str:
+        """In words, where so many of its GPUs were used."""
         cores = f"{self.cores} cores of an {self.cpu}"
-        return f"one {self.gpu}, {cores}" if self.gpu else cores
+        return f"{'one' if gpus == 1 else gpus} {self.gpu}, {cores}" if self.gpu else cores
 
 
 class Machines:
