@@ -271,6 +271,8 @@ class DecoderPool:
         with self._lock:
             self._callers.append(caller)
         self._assign()
+        if caller.granted.done():  # as usual, and a timer would cost as much as the lease
+            return caller.granted.result()
         try:
             async with asyncio.timeout(patience):
                 return await caller.granted
@@ -297,6 +299,9 @@ class DecoderPool:
         self, granted: list[tuple[_Member, Outcome]], config: StreamConfig, deadline: float
     ) -> list[tuple[_Member, Outcome]]:
         """Configures all at once; gives those that did not break, and gives all back where the caller is gone."""
+        others = [member for member, _ in granted if not _is_set_to(member, config)]
+        if not others:
+            return granted
         broken: list[_Member] = []
 
         async def configure(member: _Member) -> None:
@@ -308,9 +313,8 @@ class DecoderPool:
 
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())), asyncio.TaskGroup() as group:
-                for member, _ in granted:
-                    if member.decoder.configured != config or member.configured != config or not member.decoder.settled:
-                        group.create_task(configure(member))
+                for member in others:
+                    group.create_task(configure(member))
         except BaseException as error:
             for member, _ in granted:
                 self._return(member, broken=member in broken)
@@ -470,3 +474,8 @@ class DecoderPool:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_set_to(member: _Member, config: StreamConfig) -> bool:
+    """Whether it is ready for the stream as it is, by its own word and by what the pool knows."""
+    return member.decoder.configured == config and member.configured == config and member.decoder.settled
