@@ -22,7 +22,7 @@ COMMAND = "nvidia-cuda-mps-control"
 
 _READY = 20.0  # seconds in which a daemon answers once it was started
 _PAUSE = 0.05  # seconds between two questions whether it does
-_QUIT = 10.0  # seconds in which it ends when it is asked to
+_QUIT = 10.0  # seconds in which it takes a command, and ends when it is asked to
 _PIPES, _LOGS = "pipe", "log"
 
 
@@ -83,9 +83,8 @@ class MpsDaemon:
         """Ends it, after those that it serves. May be called twice."""
         if self.alive and self._process is not None:
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_QUIT):
-                    await self._tell(shutil.which(self._command) or self._command, "quit")
-                    await self._process.wait()
+                if await self._tell(shutil.which(self._command) or self._command, "quit"):
+                    await asyncio.wait_for(self._process.wait(), _QUIT)
         self._kill()
         if self._process is not None:
             await self._process.wait()
@@ -119,7 +118,7 @@ class MpsDaemon:
         raise StartError(f"server.mps: {self._command} {_how(self._process.returncode)}{self._last_words()}")
 
     async def _tell(self, path: str, command: str) -> bool:
-        """Whether the daemon took a command."""
+        """Whether the daemon took a command, soon."""
         client = await asyncio.create_subprocess_exec(
             path,
             stdin=asyncio.subprocess.PIPE,
@@ -131,6 +130,8 @@ class MpsDaemon:
         try:
             async with asyncio.timeout(_QUIT):
                 await client.communicate(f"{command}\n".encode())
+        except TimeoutError:
+            return False
         finally:
             if client.returncode is None:
                 client.kill()

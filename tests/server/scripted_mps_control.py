@@ -1,6 +1,7 @@
 """Stands in for `nvidia-cuda-mps-control`: with -f the daemon, else a client that sends it what comes on standard input.
 
-MPS_FAKE says what the daemon does: "" it works, "refuse" it ends at once with a line in its log, "hang" it never answers.
+MPS_FAKE says what the daemon does: "" it works, "refuse" it ends at once with a line in its log, "hang" it never listens,
+"mute" it never answers, "deaf" it never ends.
 """
 
 import os
@@ -29,6 +30,8 @@ def daemon() -> int:
         connection, _ = listening.accept()
         with connection:
             told = connection.recv(100).decode().split()
+            if does == "mute":
+                time.sleep(60)
             connection.sendall(b"\n")
         if "quit" in told and does != "deaf":
             server.kill()

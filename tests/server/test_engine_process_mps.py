@@ -101,12 +101,14 @@ async def test_why_it_is_not_there(command: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StartError, match="ended with status 1: an instance of it runs already"):
         await daemon.ensure()
     await daemon.close()
-    monkeypatch.setenv("MPS_FAKE", "hang")
     monkeypatch.setattr(mps_module, "_READY", 0.5)
-    daemon = MpsDaemon()
-    with pytest.raises(StartError, match=r"did not answer within 0\.5 s"):
-        await daemon.ensure()
-    await daemon.close()
+    monkeypatch.setattr(mps_module, "_QUIT", 0.5)
+    for does in ("hang", "mute"):
+        monkeypatch.setenv("MPS_FAKE", does)
+        daemon = MpsDaemon()
+        with pytest.raises(StartError, match=r"did not answer within 0\.5 s"):
+            await daemon.ensure()
+        await daemon.close()
     await eventually(lambda: not any(child.status() != psutil.STATUS_ZOMBIE for child in children()))
 
 
