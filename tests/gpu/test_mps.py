@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from keyglance import Client
 from keyglance.errors import ServiceError
 from loadtest.server_process import ServerProcess
 from server.engine_process.mps import COMMAND
+from tests.e2e.test_processes import comes_true, processes
 from tests.gpu.engines import SMALL
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -30,25 +31,6 @@ def of_mps() -> set[int]:
     return {
         process.pid for process in psutil.process_iter(["name"]) if (process.info["name"] or "").startswith("nvidia-cuda-mps")
     }
-
-
-def engine(server: ServerProcess, number: int) -> psutil.Process | None:
-    for process in psutil.Process(server.pid).children():
-        try:
-            if f"engine-{number}" in process.cmdline():
-                return process
-        except psutil.Error:
-            continue
-    return None
-
-
-def comes_true(what: Callable[[], object], within: float = 180) -> bool:
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        if what():
-            return True
-        time.sleep(0.2)
-    return False
 
 
 @pytest.fixture
@@ -76,10 +58,9 @@ def server(cupy: Any, models_folder: Path, tmp_path: Path) -> Iterator[ServerPro
 
 def test_an_engine_killed_beside_another(server: ServerProcess, clips: dict[str, bytes]) -> None:
     assert of_mps()
-    both = [engine(server, number) for number in (0, 1)]
-    for process in both:
-        assert process is not None
-        assert "CUDA_MPS_PIPE_DIRECTORY" in process.environ()
+    engines = {name: process for name, process in processes(server).items() if name.startswith("engine")}
+    assert len(engines) == 2
+    assert all("CUDA_MPS_PIPE_DIRECTORY" in process.environ() for process in engines.values())
     ends: Counter[str] = Counter()
     stop = threading.Event()
 
@@ -99,10 +80,8 @@ def test_an_engine_killed_beside_another(server: ServerProcess, clips: dict[str,
     try:
         time.sleep(2)
         assert ends.keys() == {"3 pictures"}
-        killed = both[0]
-        assert killed is not None
-        os.kill(killed.pid, signal.SIGKILL)
-        assert comes_true(lambda: "engine-0 is there again" in server.log()), server.log()
+        os.kill(engines["engine-0"].pid, signal.SIGKILL)
+        assert comes_true(lambda: "engine-0 is there again" in server.log(), 180), server.log()
         time.sleep(1)
         before = ends["3 pictures"]
         assert comes_true(lambda: ends["3 pictures"] >= before + 50, 20), (ends, server.log())
