@@ -53,7 +53,11 @@ class Picture:
     @property
     def shown_size(self) -> tuple[int, int]:
         """Width and height in square pixels as shown: sample aspect applied (widening, never narrowing), then turned."""
-        aspect = self.sample_aspect if self.sample_aspect > 0 else Fraction(1)
-        width = max(1, round(self.width * aspect)) if aspect >= 1 else self.width
-        height = self.height if aspect >= 1 else max(1, round(self.height / aspect))
+        width, height, aspect = self.width, self.height, self.sample_aspect
+        if aspect == 1 or aspect <= 0:  # nearly always, and fractions are slow
+            pass
+        elif aspect > 1:
+            width = max(1, round(width * aspect))
+        else:
+            height = max(1, round(height / aspect))
         return (height, width) if self.orientation.swaps_sides else (width, height)
