@@ -133,10 +133,10 @@ def run_child(main: Main) -> None:
     sys.exit(asyncio.run(_run(arguments.name, sock, main)))
 
 
-def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent, of that process id, is gone; at once where it is."""
+def die_with(parent: int, *, by: int = signal.SIGKILL) -> None:
+    """Has the kernel send this process a signal when its parent, of that process id, is gone; it ends at once where it is."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
         if os.getppid() != parent:  # it died before the line above
             os._exit(EXIT_FAILED)
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -27,9 +26,10 @@ _PIPES, _LOGS = "pipe", "log"
 
 
 class MpsDaemon:
-    """MPS's control daemon, a child of this process that dies with it; its sockets and logs lie in a folder of this user alone.
+    """MPS's control daemon, which ends with this process, however that ends.
 
-    So it serves the processes that get its `environment` and no other. It takes memory on a GPU only once one of these has come.
+    Its sockets and logs lie in a folder of this user alone: it serves the processes that get its `environment` and no other. It
+    takes memory on a GPU only once one of these has come.
     Source: "Multi-Process Service" of the CUDA documentation, "nvidia-cuda-mps-control" and "Environment Variables".
     """
 
@@ -66,7 +66,7 @@ class MpsDaemon:
             self._prepare()
             # From the main thread, whose end is what the kernel tells its children of.
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "server.engine_process.tied", str(os.getpid()), path, "-f"),
+                *(sys.executable, "-P", "-m", "server.engine_process.guardian", str(os.getpid()), path, "-f"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 env=self._own_environment(),
@@ -75,7 +75,7 @@ class MpsDaemon:
             try:
                 await self._answering(path)
             except BaseException:
-                self._kill()
+                await self._end()
                 raise
             _log.info("engines share GPUs by MPS, process %d", self._process.pid)
 
@@ -85,9 +85,7 @@ class MpsDaemon:
             with contextlib.suppress(OSError, TimeoutError):
                 if await self._tell(shutil.which(self._command) or self._command, "quit"):
                     await asyncio.wait_for(self._process.wait(), _QUIT)
-        self._kill()
-        if self._process is not None:
-            await self._process.wait()
+        await self._end()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -145,11 +143,15 @@ class MpsDaemon:
             return ""
         return f": {lines[-1]}" if lines else ""
 
-    def _kill(self) -> None:
-        """All of its process group: its servers are children of its own."""
-        if self.alive and self._process is not None:
+    async def _end(self) -> None:
+        """Ends it and its servers at once, where they still are."""
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), _QUIT)
+            except TimeoutError:  # a GPU that does not answer holds its processes fast
+                _log.error("%s, process %d, does not end, it is left", self._command, self._process.pid)
 
 
 def _how(status: int | None) -> str:

@@ -19,8 +19,8 @@ def daemon() -> int:
     if does == "refuse":
         Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log").write_text("starting\nan instance of it runs already\n")
         return 1
-    # Its server, in the same group of processes.
-    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    # Its server, in a session of its own.
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     if does == "hang":
         time.sleep(60)
     listening = socket.socket(socket.AF_UNIX)

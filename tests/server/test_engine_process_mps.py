@@ -41,6 +41,12 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def controls() -> list[psutil.Process]:
+    """Control daemons, without those who look after them."""
+    commands = [(child, child.cmdline()) for child in children()]
+    return [child for child, command in commands if command[-1:] == ["-f"] and "server.engine_process.guardian" not in command]
+
+
 def folder(daemon: MpsDaemon) -> Path:
     return Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]).parent
 
@@ -53,7 +59,7 @@ async def test_it_is_started_once_and_leaves_nothing(command: Path):
     its = folder(daemon)
     assert daemon.alive
     assert its.stat().st_mode & 0o077 == 0  # of this user alone
-    assert len({child.pid for child in children() if "-f" in child.cmdline()}) == 1
+    assert len(controls()) == 1
     await daemon.ensure()
     assert daemon.restarts == 0
     assert repr(daemon) == "<MpsDaemon alive, 0 restarts>"
@@ -70,7 +76,7 @@ async def test_its_end(command: Path, does: str, monkeypatch: pytest.MonkeyPatch
     daemon = MpsDaemon()
     await daemon.ensure()
     its = children()
-    assert len(its) == 2  # it and its server
+    assert len(its) == 3  # it, who looks after it, and its server
     await daemon.close()
     assert not daemon.alive
     await eventually(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in its))
@@ -81,9 +87,12 @@ async def test_one_that_died_is_started_again_with_a_fresh_folder(command: Path)
     try:
         await daemon.ensure()
         before = folder(daemon)
-        for child in children():
-            child.kill()
+        (control,) = controls()
+        its = control.children()
+        control.kill()
         await eventually(lambda: not daemon.alive)
+        assert its
+        assert not any(child.is_running() for child in its), "its server went with it"
         await daemon.ensure()
         assert daemon.alive
         assert daemon.restarts == 1
@@ -123,7 +132,7 @@ async def test_engines_have_it_and_fronts_do_not(command: Path):
         assert daemon is not None
         assert daemon._process is not None
         # It dies, and with it an engine: both are there again.
-        os.killpg(daemon._process.pid, signal.SIGKILL)
+        daemon._process.terminate()
         engine = it.pid("engine-0")
         os.kill(engine, signal.SIGKILL)
         await eventually(lambda: it.is_new("engine-0", engine), 60)
@@ -149,11 +158,16 @@ def test_it_needs_engines_of_their_own():
     assert Config.load(overrides={"server": {"mps": True, "fronts": 1}}).server.mps
 
 
-async def test_a_tied_program_dies_with_its_parent():
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, 0], ids=["its parent", "the guardian", "the program"])
+async def test_what_a_guardian_looks_after_ends_with(how: int):
+    """A program whose child has a session of its own; one of the three is ended."""
+    program = "import subprocess; subprocess.Popen(['/bin/sleep', '60'], start_new_session=True).wait()"
     script = (
         "import os, subprocess, sys; "
-        "command = [sys.executable, '-P', '-m', 'server.engine_process.tied', str(os.getpid()), '/bin/sleep', '60']; "
-        "print(subprocess.Popen(command).pid, flush=True); "
+        "command = [sys.executable, '-P', '-m', 'server.engine_process.guardian', str(os.getpid()), sys.executable, '-c']; "
+        f"guardian = subprocess.Popen([*command, {program!r}]); "
+        "print(guardian.pid, flush=True); "
+        "print(guardian.wait(), flush=True); "
         "sys.stdin.read()"
     )
     process = await asyncio.create_subprocess_exec(
@@ -163,8 +177,19 @@ async def test_a_tied_program_dies_with_its_parent():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
-    tied = psutil.Process(int(await process.stdout.readline()))
-    await eventually(lambda: tied.cmdline() == ["/bin/sleep", "60"])
-    process.kill()
-    await process.wait()
-    await eventually(lambda: not tied.is_running() or tied.status() == psutil.STATUS_ZOMBIE)
+    guardian = psutil.Process(int(await process.stdout.readline()))
+    await eventually(lambda: any(child.cmdline() == ["/bin/sleep", "60"] for child in guardian.children(recursive=True)))
+    below = guardian.children(recursive=True)
+    assert len(below) == 2
+    match how:
+        case signal.SIGKILL:
+            process.kill()
+        case signal.SIGTERM:
+            guardian.terminate()
+        case _:
+            guardian.children()[0].kill()
+    await eventually(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in below))
+    if how != signal.SIGKILL:
+        assert await process.stdout.readline() == (b"143\n" if how else b"137\n")
+        process.kill()
+    await process.communicate()
