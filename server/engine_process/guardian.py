@@ -2,13 +2,15 @@
 
 Whatever the program has started, in whatever session, ends with it, and all of it with the process PARENT, even where that is
 killed: the guardian adopts what others leave behind (prctl(2), PR_SET_CHILD_SUBREAPER) and hears of PARENT's end
-(PR_SET_PDEATHSIG). SIGTERM ends it too. Its exit status is the program's, 128 and the signal's number where that died of one.
+(PR_SET_PDEATHSIG). SIGTERM ends it too; where it is killed itself, the program alone ends with it. Its exit status is the
+program's, 128 and the signal's number where that died of one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -56,7 +58,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, end)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         die_with(int(parent), by=signal.SIGTERM)
-        status = subprocess.Popen(command).wait()
+        status = subprocess.Popen(command, preexec_fn=functools.partial(die_with, os.getpid())).wait()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while left := [pid for pid in descendants(os.getpid()) if _killed(pid)]:
         for pid in left:

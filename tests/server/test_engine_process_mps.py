@@ -158,9 +158,9 @@ def test_it_needs_engines_of_their_own():
     assert Config.load(overrides={"server": {"mps": True, "fronts": 1}}).server.mps
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, 0], ids=["its parent", "the guardian", "the program"])
-async def test_what_a_guardian_looks_after_ends_with(how: int):
-    """A program whose child has a session of its own; one of the three is ended."""
+@pytest.mark.parametrize("ended", ["its parent", "the guardian, told", "the guardian, killed", "the program"])
+async def test_what_a_guardian_looks_after_ends_with(ended: str):
+    """A program whose child has a session of its own."""
     program = "import subprocess; subprocess.Popen(['/bin/sleep', '60'], start_new_session=True).wait()"
     script = (
         "import os, subprocess, sys; "
@@ -181,15 +181,24 @@ async def test_what_a_guardian_looks_after_ends_with(how: int):
     await eventually(lambda: any(child.cmdline() == ["/bin/sleep", "60"] for child in guardian.children(recursive=True)))
     below = guardian.children(recursive=True)
     assert len(below) == 2
-    match how:
-        case signal.SIGKILL:
+    status = b""
+    match ended:
+        case "its parent":
             process.kill()
-        case signal.SIGTERM:
+        case "the guardian, told":
             guardian.terminate()
+            status = b"143\n"
+        case "the guardian, killed":
+            *below, orphan = below
+            guardian.kill()
+            status = b"-9\n"
         case _:
             guardian.children()[0].kill()
+            status = b"137\n"
     await eventually(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in below))
-    if how != signal.SIGKILL:
-        assert await process.stdout.readline() == (b"143\n" if how else b"137\n")
+    if ended == "the guardian, killed":
+        orphan.kill()
+    if status:
+        assert await process.stdout.readline() == status
         process.kill()
     await process.communicate()
