@@ -8,7 +8,6 @@ A worker module ends with::
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -19,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from decoder_pool import worker_frames
+from decoder_pool.parent_end import die_with
 from decoder_pool.worker_frames import ENV_MEMORY, ENV_PARENT, ENV_SOCKET, EXIT_MEMORY, FrameReader
 
 #: Takes the arguments and the descriptors of a call; gives values that JSON can carry, and descriptors if any.
 #: `serve` closes the received descriptors when the method returns: keep one with `os.dup`. Given ones stay the method's.
 Method = Callable[[dict[str, Any], Sequence[int]], "dict[str, Any] | tuple[dict[str, Any], Sequence[int]]"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Refusal(Exception):
@@ -81,7 +79,4 @@ def _limit(memory: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(0)
+    die_with(parent)

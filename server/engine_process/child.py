@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import faulthandler
 import json
 import logging
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from decoder_pool.parent_end import die_with
 from server import logs
 from server.config import Config
 from server.engine_process.kinds import ControlKind
@@ -26,7 +26,6 @@ from server.start_error import StartError
 _log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-_PR_SET_PDEATHSIG = 1
 _MOST_FDS = 65536  # what is enough for every call to hold some; the kernel's own limit may be a billion
 
 
@@ -131,14 +130,6 @@ def run_child(main: Main) -> None:
     sock = socket.socket(fileno=arguments.control)
     sock.set_inheritable(False)
     sys.exit(asyncio.run(_run(arguments.name, sock, main)))
-
-
-def die_with(parent: int, *, by: int = signal.SIGKILL) -> None:
-    """Has the kernel send this process a signal when its parent, of that process id, is gone; it ends at once where it is."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(EXIT_FAILED)
 
 
 async def _run(name: str, sock: socket.socket, main: Main) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from server.engine_process.child import die_with
+from decoder_pool.parent_end import die_with
 
 _PR_SET_CHILD_SUBREAPER = 36
 
