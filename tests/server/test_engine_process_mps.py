@@ -37,14 +37,27 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def processes(daemon: MpsDaemon) -> list[psutil.Process]:
+    """Its guardian, it, and its server."""
+    assert daemon._process is not None
+    guardian = psutil.Process(daemon._process.pid)
+    return [guardian, *guardian.children(recursive=True)]
 
 
-def controls() -> list[psutil.Process]:
-    """Control daemons, without those who look after them."""
-    commands = [(child, child.cmdline()) for child in children()]
-    return [child for child, command in commands if command[-1:] == ["-f"] and "server.engine_process.guardian" not in command]
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def left() -> set[str]:
+    """What of any daemon is still there."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if COMMAND in " ".join(process.cmdline()) or FAKE.name in " ".join(process.cmdline()):
+                found.add(str(process))
+        except psutil.Error:
+            continue
+    return found
 
 
 def folder(daemon: MpsDaemon) -> Path:
@@ -59,7 +72,7 @@ async def test_it_is_started_once_and_leaves_nothing(command: Path):
     its = folder(daemon)
     assert daemon.alive
     assert its.stat().st_mode & 0o077 == 0  # of this user alone
-    assert len(controls()) == 1
+    assert len(processes(daemon)) == 3
     await daemon.ensure()
     assert daemon.restarts == 0
     assert repr(daemon) == "<MpsDaemon alive, 0 restarts>"
@@ -75,11 +88,11 @@ async def test_its_end(command: Path, does: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mps_module, "_QUIT", 0.5)
     daemon = MpsDaemon()
     await daemon.ensure()
-    its = children()
-    assert len(its) == 3  # it, who looks after it, and its server
+    its = processes(daemon)
+    assert len(its) == 3
     await daemon.close()
     assert not daemon.alive
-    await eventually(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in its))
+    await eventually(lambda: not any(map(lives, its)))
 
 
 async def test_one_that_died_is_started_again_with_a_fresh_folder(command: Path):
@@ -87,12 +100,10 @@ async def test_one_that_died_is_started_again_with_a_fresh_folder(command: Path)
     try:
         await daemon.ensure()
         before = folder(daemon)
-        (control,) = controls()
-        its = control.children()
+        _, control, server = processes(daemon)
         control.kill()
         await eventually(lambda: not daemon.alive)
-        assert its
-        assert not any(child.is_running() for child in its), "its server went with it"
+        assert not lives(server)
         await daemon.ensure()
         assert daemon.alive
         assert daemon.restarts == 1
@@ -118,7 +129,7 @@ async def test_why_it_is_not_there(command: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(StartError, match=r"did not answer within 0\.5 s"):
             await daemon.ensure()
         await daemon.close()
-    await eventually(lambda: not any(child.status() != psutil.STATUS_ZOMBIE for child in children()))
+    await eventually(lambda: not left())
 
 
 async def test_engines_have_it_and_fronts_do_not(command: Path):
@@ -195,7 +206,7 @@ async def test_what_a_guardian_looks_after_ends_with(ended: str):
         case _:
             guardian.children()[0].kill()
             status = b"137\n"
-    await eventually(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in below))
+    await eventually(lambda: not any(map(lives, below)))
     if ended == "the guardian, killed":
         orphan.kill()
     if status:
