@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -338,8 +339,8 @@ class GpuEngine:
         work.decode.begin = work.decode.end = time.monotonic()
         refused = self._factory.refuses(job.config)
         work.in_software = refused or ""
-        pool, most = (self._software, len(job.units)) if refused else (self._pool, self._most_decoders)
-        leases = await pool.lease(job.config, deadline=job.deadline, most=min(most, len(job.units)), priority=job.priority)
+        pool, most = (self._software, len(job.units)) if refused else (self._pool, self._decoders_for(len(job.units)))
+        leases = await pool.lease(job.config, deadline=job.deadline, most=most, priority=job.priority)
         work.waited_for_decoders = max(lease.waited for lease in leases)
         work.created = sum(lease.created for lease in leases)
         self._at_work += 0 if refused else len(leases)
@@ -347,10 +348,15 @@ class GpuEngine:
             task = group.create_task(self._in_software(work, lease) if refused else self._in_hardware(work, lease))
             task.add_done_callback(functools.partial(self._give_back, lease, hardware=not refused))
 
-    @property
-    def _most_decoders(self) -> int:
-        """Of the hardware, for the next call: what keeps it busy is shared, since more threads only hold each other up."""
-        return max(1, min(self._decoders_per_call, self._busy_decoders - self._at_work))
+    def _decoders_for(self, units: int) -> int:
+        """Of the hardware, for the next call: what keeps it busy is shared, since more threads only hold each other up.
+
+        While more calls are in flight than that, they wait for models, and a thread more for a picture or two costs all of them
+        more than it gains for one.
+        """
+        free = max(1, min(self._decoders_per_call, self._busy_decoders - self._at_work))
+        each = _UNITS_EACH if self.jobs_in_flight > self._busy_decoders else 1
+        return min(free, math.ceil(units / each))
 
     def _give_back(self, lease: Lease, _: asyncio.Task[None], *, hardware: bool) -> None:
         """Also of a task that was cancelled before its first step."""
@@ -403,6 +409,8 @@ class GpuEngine:
 
 
 _UPRIGHT: Any = Orientation()
+#: Units of a call for each of its decoders, at the least, where many calls are in flight.
+_UNITS_EACH = 3
 
 
 def _in_time(work: _Work) -> None:

@@ -372,6 +372,27 @@ async def test_decoders_that_keep_the_hardware_busy_are_shared_by_the_calls_that
         assert at_once == [4, 6, 7, 8]  # one at the least
 
 
+async def test_few_pictures_are_for_one_decoder_where_many_calls_are_in_flight() -> None:
+    script = FakeScript(picture=level_of, picture_delay=0.05)
+    async with bench(script, limit=9, decoders_per_call=4, busy_decoders=6) as b:
+        for _ in range(3):  # these make the decoders
+            await b.engine.run(job(12))
+        gate = b.runners["first"].gate = threading.Event()
+        calls: list[asyncio.Task[EngineResult]] = []
+
+        async def leased(samples: int) -> int:
+            calls.append(asyncio.create_task(b.engine.run(job(samples))))
+            await asyncio.sleep(0.02)
+            at_once = b.pool.snapshot().count(DecoderState.LEASED)
+            await asyncio.sleep(0.05 * samples)
+            return at_once
+
+        assert [await leased(2) for _ in range(6)] == [2] * 6
+        assert [await leased(samples) for samples in (2, 3, 4, 12)] == [1, 1, 2, 4]
+        gate.set()
+        await asyncio.gather(*calls)
+
+
 async def test_calls_cancelled_at_any_moment_leave_nothing_behind() -> None:
     rng = random.Random(11)
     async with bench(FakeScript(picture=level_of, picture_delay=0.002)) as b:
