@@ -34,7 +34,8 @@ def of_mps() -> set[int]:
 
 
 @pytest.fixture
-def server(cupy: Any, models_folder: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+def start(cupy: Any, models_folder: Path, tmp_path: Path) -> ServerProcess:
+    """Two small engines on a GPU, not started."""
     if shutil.which(COMMAND) is None:
         pytest.skip(f"no {COMMAND} on the PATH")
     environment = {
@@ -48,12 +49,27 @@ def server(cupy: Any, models_folder: Path, tmp_path: Path) -> Iterator[ServerPro
         "KEYGLANCE_TELEMETRY__LOG_FORMAT": "text",
         **{f"KEYGLANCE_GPU__{name.upper()}": json.dumps(value) for name, value in SMALL.items()},
     }
+    return ServerProcess(tmp_path, environment=environment, start_timeout=240, stop_timeout=60)
+
+
+@pytest.fixture
+def server(start: ServerProcess) -> Iterator[ServerProcess]:
     before = of_mps()
-    with ServerProcess(tmp_path, environment=environment, start_timeout=240, stop_timeout=60) as process:
+    with start as process:
         yield process
         process.terminate()
         assert process.wait(60) == 0
     assert comes_true(lambda: of_mps() <= before, 10)
+
+
+def test_nothing_is_left_of_a_server_that_is_killed(start: ServerProcess) -> None:
+    before = of_mps()
+    with start as process:
+        everything = psutil.Process(process.pid).children(recursive=True)
+        assert of_mps() - before
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+        assert comes_true(lambda: of_mps() <= before and not any(each.is_running() for each in everything), 20)
 
 
 def test_an_engine_killed_beside_another(server: ServerProcess, clips: dict[str, bytes]) -> None:
