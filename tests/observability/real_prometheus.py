@@ -80,7 +80,7 @@ class Prometheus:
         """The data that Prometheus' API gives."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=60) as response:  # it shares the machine with what overloads it
+            with urllib.request.urlopen(url, timeout=10) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode(errors='replace')}") from None
