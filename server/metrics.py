@@ -238,21 +238,21 @@ WORKERS = Instrument(
     Kind.OBSERVED_SUM,
     "{process}",
     "Worker processes that live.",
-    {"worker": "index (reads containers), front, engine"},
+    {"worker": "index (reads containers), front, engine, mps (of `server.mps`)"},
 )
 WORKERS_WANTED = Instrument(
     "keyglance.workers.wanted",
     Kind.OBSERVED_SUM,
     "{process}",
     "Worker processes that there should be.",
-    {"worker": "index, front, engine, heads"},
+    {"worker": "index, front, engine, mps, heads"},
 )
 WORKER_RESTARTS = Instrument(
     "keyglance.worker.restarts",
     Kind.OBSERVED_COUNTER,
     "{process}",
     "Workers that died, hung or were ended for breaking a limit, and were replaced.",
-    {"worker": "index, front, engine, heads, or the kind of decoder"},
+    {"worker": "index, front, engine, mps, heads, or the kind of decoder"},
 )
 PROCESS_CPU = Instrument("process.cpu.time", Kind.OBSERVED_COUNTER, "s", "Processor time that this process has used.")
 PROCESS_MEMORY = Instrument("process.memory.usage", Kind.OBSERVED_SUM, "By", "Resident memory of this process.")

@@ -121,21 +121,21 @@ class Supervisor:
             self._board.close()
 
     def state(self) -> tuple[PlaceState, ...]:
-        """How fronts and engines stand."""
+        """How fronts and engines stand, and MPS where engines have it."""
         kinds = (("front", self._fronts), ("engine", self._engines))
-        return tuple(
-            PlaceState(
-                kind, sum(place.live is not None for place in places), len(places), sum(place.restarts for place in places)
-            )
-            for kind, places in kinds
-        )
+        places = [
+            PlaceState(kind, sum(one.live is not None for one in of_kind), len(of_kind), sum(one.restarts for one in of_kind))
+            for kind, of_kind in kinds
+        ]
+        return (*places, *([] if self._mps is None else [PlaceState("mps", int(self._mps.alive), 1, self._mps.restarts)]))
 
     def names(self) -> tuple[str, ...]:
         """The names of the processes that live now."""
         return tuple(place.name for place in self._places() if place.live is not None)
 
     def __repr__(self) -> str:
-        return f"<Supervisor {self.address} {', '.join(repr(place.process) for place in self._places())}>"
+        shown = [repr(place.process) for place in self._places()] + ([] if self._mps is None else [repr(self._mps)])
+        return f"<Supervisor {self.address} {', '.join(shown)}>"
 
     def _places(self) -> Iterator[_Place]:
         yield from self._engines

@@ -15,6 +15,7 @@ import pytest
 from server.config import Config, ConfigError
 from server.engine_process import mps as mps_module
 from server.engine_process.mps import COMMAND, MpsDaemon
+from server.engine_process.supervisor import PlaceState
 from server.start_error import StartError
 from tests.server.test_engine_process_supervisor import ROOT, eventually, front_of, serving, world
 
@@ -142,8 +143,12 @@ async def test_engines_have_it_and_fronts_do_not(command: Path):
         daemon = it.supervisor._mps
         assert daemon is not None
         assert daemon._process is not None
+        assert it.supervisor.state()[-1] == PlaceState("mps", alive=1, wanted=1, restarts=0)
+        assert "<MpsDaemon alive" in repr(it.supervisor)
         # It dies, and with it an engine: both are there again.
         daemon._process.terminate()
+        await eventually(lambda: not daemon.alive)
+        assert it.supervisor.state()[-1].alive == 0
         engine = it.pid("engine-0")
         os.kill(engine, signal.SIGKILL)
         await eventually(lambda: it.is_new("engine-0", engine), 60)
