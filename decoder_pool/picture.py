@@ -54,10 +54,9 @@ class Picture:
     def shown_size(self) -> tuple[int, int]:
         """Width and height in square pixels as shown: sample aspect applied (widening, never narrowing), then turned."""
         width, height, aspect = self.width, self.height, self.sample_aspect
-        if aspect == 1 or aspect <= 0:  # nearly always, and fractions are slow
-            pass
-        elif aspect > 1:
-            width = max(1, round(width * aspect))
-        else:
-            height = max(1, round(height / aspect))
+        if aspect != 1:  # hardly ever, and fractions are slow
+            if aspect > 1:
+                width = max(1, round(width * aspect))
+            elif aspect > 0:
+                height = max(1, round(height / aspect))
         return (height, width) if self.orientation.swaps_sides else (width, height)
