@@ -23,8 +23,8 @@ _FIRST, _FIRST_IN_SOFTWARE = 16, 4
 #: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, and what is being decoded for
 #: the next: half of a call's time there is waiting for the batch before, so by measured times alone batches would run half empty.
 _LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 10, 2
-#: The same where engines have a GPU side by side: it is full only while each of them has a batch that runs, and batches of two
-#: at once take twice as long. With 10 each two engines gave 0.89 of what they gave with 16.
+#: The same where engines have a GPU side by side: it is full only while each of them has a batch that runs, and two batches at
+#: once take about twice as long as one.
 _LEAST_SIDE_BY_SIDE = 14
 #: Places of a short room at the least.
 _LEAST_ROOM = 4
