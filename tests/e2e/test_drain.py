@@ -55,7 +55,7 @@ def test_every_accepted_call_is_answered(models_folder: Path, mix: Mix, fronts: 
     assert ended.keys() <= {"OK", "RESOURCE_EXHAUSTED"}
     assert at_sigterm["in_flight"] == sum(ended.values())
     waiting = sum(at_sigterm["queues"].get(where, 0) for where in ("turn main", "receive "))
-    assert ended["OK"] >= at_sigterm["serving"]["main"] + waiting - _ENDED_MEANWHILE
+    assert ended["OK"] >= max(3, at_sigterm["serving"]["main"] + waiting - _ENDED_MEANWHILE)
     assert figures["cut_short"] == 0
     assert figures["answered_to_callers"] == figures["answered_by_server"]
     assert figures["came_later"] + figures["sent_later"].get("UNAVAILABLE SERVER_UNREACHABLE", 0) > 10

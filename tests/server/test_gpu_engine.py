@@ -382,9 +382,10 @@ async def test_few_pictures_are_for_one_decoder_where_many_calls_are_in_flight()
 
         async def leased(samples: int) -> int:
             calls.append(asyncio.create_task(b.engine.run(job(samples))))
-            await asyncio.sleep(0.02)
-            at_once = b.pool.snapshot().count(DecoderState.LEASED)
-            await asyncio.sleep(0.05 * samples)
+            at_once = 0
+            while not at_once or b.pool.snapshot().count(DecoderState.LEASED):
+                at_once = max(at_once, b.pool.snapshot().count(DecoderState.LEASED))
+                await asyncio.sleep(0.005)
             return at_once
 
         assert [await leased(2) for _ in range(6)] == [2] * 6
