@@ -175,7 +175,7 @@ class DecoderPool:
         self._quiet.set()
         self._draining = False
         self._closed = False
-        self._settled = False  # whether the warm minimum was there, and no decoder has left or changed its key since
+        self._settled = False  # whether the warm minimum was there, and no decoder has left since
         self._later: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -384,7 +384,6 @@ class DecoderPool:
         for grant in plan.grants:
             member, caller = members[grant.decoder], callers[grant.waiting]
             outcome = Outcome.CREATED if member.fresh else grant.outcome
-            self._settled = self._settled and member.key == caller.waiting.key
             member.state, member.key, member.fresh = DecoderState.LEASED, caller.waiting.key, False
             if outcome is not Outcome.CREATED:  # counted when it was made
                 self._counts[outcome.value] += 1

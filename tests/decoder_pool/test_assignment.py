@@ -59,6 +59,12 @@ def test_another_key_is_rekeyed_only_where_decoders_can():
     assert assign([caller(1, A)], [idle(7, B)], limit=2) == Assignment((), (Creation(A, None, on_the_way=True),))
 
 
+def test_what_one_caller_has_rekeyed_is_no_surplus_for_the_next():
+    decoders = [idle(7, B, used=1), idle(8, B, used=2), idle(9, C, used=9)]
+    plan = assign([caller(1, A), caller(2, A)], decoders, limit=3, warm={B: 1}, rekeyable=True)
+    assert plan.grants == (Grant(1, 7, Outcome.REKEYED), Grant(2, 9, Outcome.REKEYED))
+
+
 def test_at_the_limit_an_idle_one_of_another_key_makes_room():
     assert assign([caller(1, A)], [leased(6, B), idle(7, B)], limit=2) == Assignment((), (Creation(A, 7, on_the_way=True),))
 
