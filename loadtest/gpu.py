@@ -49,6 +49,12 @@ async def _alone(setup: Setup, in_thread: InThread) -> Figures:
     return await gpu_alone.alone(setup, in_thread)
 
 
+async def _beside(setup: Setup, in_thread: InThread) -> Figures:
+    from loadtest import gpu_beside
+
+    return await gpu_beside.beside(setup, in_thread)
+
+
 async def _reconfigure(setup: Setup, in_thread: InThread) -> Figures:
     from loadtest.gpu_bench import Bench
     from loadtest.gpu_decode import reconfigure
@@ -89,6 +95,7 @@ def _served(work: Callable[[Setup], Awaitable[Figures]]) -> Callable[[Setup, InT
 
 PARTS: Mapping[str, Part] = {
     "alone": Part(_alone, "the ceilings: models alone, decoders alone", limit=240),
+    "beside": Part(_beside, "a picture's decoding beside models that keep the GPU busy, by the stream's priority"),
     "reconfigure": Part(_reconfigure, "one keyframe: alone, behind a reconfiguration, through a new decoder"),
     "phone": Part(_phone, "12 keyframes from bytes to frames by every road"),
     "parity": Part(_models("parity"), "pixels against the float64 reference"),

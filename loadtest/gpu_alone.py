@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from decoder_pool.key import DecoderKey
 from decoder_pool.nvdec.arena import FrameArena, Slot
-from decoder_pool.nvdec.gpu import Gpu, HardwareSession, bounds_of_key
+from decoder_pool.nvdec.gpu import STREAM_PRIORITY, Gpu, HardwareSession, bounds_of_key
 from decoder_pool.nvdec.stdout import StdoutWatch
 from decoder_pool.nvdec.stream import Feed, HardwareStream
 from decoder_pool.picture import Picture
@@ -39,6 +39,8 @@ DECODERS = (1, 2, 4, 7, 14, 28)
 #: Batches on their way at once: one runs while the next is enqueued, as in the engine.
 _DEPTH = 2
 _END_OF_PICTURE = 8  # CUVID_PKT_ENDOFPICTURE
+
+_T = TypeVar("_T")
 
 
 # The models
@@ -173,8 +175,18 @@ def keyframes_of(job: EngineJob, gpu: Gpu, size_classes: tuple[int, ...]) -> Key
 class Drivers:
     """`count` threads with a decoder each, which all do the same thing at the same time, again and again."""
 
-    def __init__(self, gpu: Gpu, keyframes: Keyframes, watch: StdoutWatch, arena: FrameArena, count: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        keyframes: Keyframes,
+        watch: StdoutWatch,
+        arena: FrameArena,
+        count: int,
+        *,
+        priority: int = STREAM_PRIORITY,
+    ) -> None:
         self._gpu = gpu
+        self._priority = priority
         self._keyframes = keyframes
         self._watch = watch
         self._slots = [asyncio.run(arena.lease(keyframes.feeds[0].surface.size)) for _ in range(count)]
@@ -190,13 +202,19 @@ class Drivers:
 
     def rate(self, way: Callable[[HardwareSession, Feed, Slot], None], seconds: float) -> float:
         """Keyframes a second of all together."""
+        return self.run(way, lambda: time.sleep(seconds))[0]
+
+    def run(self, way: Callable[[HardwareSession, Feed, Slot], None], meanwhile: Callable[[], _T]) -> tuple[float, _T]:
+        """The same for as long as `meanwhile` takes, and what it returns."""
         self._way, self._stop = way, False
         self._meet()
         begin = time.perf_counter()
-        time.sleep(seconds)
-        self._stop = True
-        self._meet()
-        return round(sum(self._decoded) / (time.perf_counter() - begin), 1)
+        try:
+            done = meanwhile()
+        finally:
+            self._stop = True
+            self._meet()
+        return round(sum(self._decoded) / (time.perf_counter() - begin), 1), done
 
     def close(self) -> None:
         """Ends threads and decoders. Raises what a decoder raised."""
@@ -220,7 +238,7 @@ class Drivers:
         key, feeds = self._keyframes.key, self._keyframes.feeds
         driver = self._gpu.bounds(key.codec, key.bit_depth, key.chroma_format)
         assert driver is not None
-        session = HardwareSession(self._gpu, key, bounds_of_key(key, driver), self._watch)
+        session = HardwareSession(self._gpu, key, bounds_of_key(key, driver), self._watch, priority=self._priority)
         try:
             session.open()
             session.warm_up()

@@ -39,6 +39,10 @@ _END_OF_STREAM, _END_OF_PICTURE = 1, 8  # CUVID_PKT_ENDOFSTREAM, CUVID_PKT_ENDOF
 _DAMAGE = "Decode Error occurred"
 #: What calls get while somebody else in the process captures a CUDA graph (CUDA Runtime API, cudaError, cudaErrorStreamCapture…).
 _CAPTURE = range(900, 909)
+#: Of the decoders' streams; lower goes first, the driver clamps it (CUDA Driver API, cuStreamCreateWithPriority). What a picture
+#: costs the GPU's processors, out of the decoder's tiles and into place, takes microseconds. Behind the blocks of a batch of 48
+#: pictures it waits for milliseconds, and a decoder with it.
+STREAM_PRIORITY = -5
 
 
 class GpuUnusable(Exception):
@@ -115,10 +119,12 @@ class HardwareSession:
     Whatever the library raises comes through; after that only `close` is left.
 
     At every size that is announced to it the library frees the memory of its frame and allocates it anew.
+    `priority` is its stream's.
     """
 
-    def __init__(self, gpu: Gpu, key: DecoderKey, bounds: Bounds, watch: StdoutWatch) -> None:
+    def __init__(self, gpu: Gpu, key: DecoderKey, bounds: Bounds, watch: StdoutWatch, *, priority: int = STREAM_PRIORITY) -> None:
         self._gpu = gpu
+        self._priority = priority
         self._key = key
         self._bounds = bounds
         self._watch = watch
@@ -143,7 +149,7 @@ class HardwareSession:
         """Makes stream and decoder; the hardware's own session appears with the first picture."""
         cupy, codec = self._gpu.cupy, self._gpu.codec
         cupy.cuda.Device(self._gpu.device).use()
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=self._priority)
         self._calls = cuda_calls(cupy)
         self._packet = codec.PacketData()  # one for all: the library reads it within the call
         self._decoder = codec.CreateDecoder(

@@ -39,10 +39,11 @@ class FakeArray(np.ndarray):
 
 
 class FakeStream:
-    ptr = 7
+    AHEAD = 8
 
-    def __init__(self, non_blocking: bool = False) -> None:
+    def __init__(self, non_blocking: bool = False, priority: int | None = None) -> None:
         assert non_blocking
+        self.ptr = self.AHEAD if priority is not None and priority < 0 else 7
         self.waited: list[Any] = []
 
     def synchronize(self) -> None: ...
@@ -184,7 +185,7 @@ class FakeLibrary:
     def CreateDecoder(self, **options: Any) -> FakeDecoder:
         assert options["latency"] == "zero"
         assert options["usedevicememory"]
-        assert options["cudastream"] == FakeStream.ptr
+        assert options["cudastream"] == FakeStream.AHEAD, "a decoder waits for whatever the models do"
         decoder = FakeDecoder(self, options["codec"], options["maxwidth"], options["maxheight"])
         self.decoders.append(decoder)
         return decoder

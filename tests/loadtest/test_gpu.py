@@ -134,5 +134,6 @@ def test_figures_of_a_part_that_failed_are_no_base(parts: dict[str, gpu.Part], t
 
 def test_the_parts_there_are_make_the_whole_table() -> None:
     assert list(gpu.PARTS) == [
-        "alone", "reconfigure", "phone", "parity", "precision", "engine", "throughput", "batching", "memory", "one_model",
+        "alone", "beside", "reconfigure", "phone", "parity", "precision", "engine", "throughput", "batching", "memory",
+        "one_model",
     ]  # fmt: skip
