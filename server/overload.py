@@ -20,11 +20,13 @@ from server.urgency import Urgency
 
 #: Calls worked on at once before anything is measured, on the main lane and for software beside a GPU.
 _FIRST, _FIRST_IN_SOFTWARE = 16, 4
-#: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, and what is being decoded for
-#: the next: half of a call's time there is waiting for the batch before, so by measured times alone batches would run half empty.
-_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 10, 2
-#: The same where engines have a GPU side by side: it is full only while each of them has a batch that runs, and two batches at
-#: once take about twice as long as one.
+#: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, what is being decoded for the
+#: next two, and what fronts have in hand: half of a call's time there is waiting for the batch before, so by measured times alone
+#: batches would run half empty.
+_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 16, 2
+#: The same where engines share a GPU. In turns each has it for half of the time, in which it decodes for its next batch.
+_LEAST_IN_TURNS = 10
+#: Side by side it is full only while each of them has a batch that runs, and two batches at once take about twice as long as one.
 _LEAST_SIDE_BY_SIDE = 14
 #: Places of a short room at the least.
 _LEAST_ROOM = 4
@@ -103,7 +105,12 @@ class Overload:
         self.settings = settings = settings or OverloadSection()
         self.clock = clock
         most = settings.most_calls * devices
-        usual = (_LEAST_SIDE_BY_SIDE if side_by_side and engines > devices else _LEAST_ON_GPU) if on_gpu else _LEAST
+        if not on_gpu:
+            usual = _LEAST
+        elif engines <= devices:
+            usual = _LEAST_ON_GPU
+        else:
+            usual = _LEAST_SIDE_BY_SIDE if side_by_side else _LEAST_IN_TURNS
         least = min((settings.least_calls or usual) * engines, most)
         in_software = max(1, min(software_calls, most))
         first = min(max(_FIRST * engines, least), most)
