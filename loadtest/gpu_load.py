@@ -83,7 +83,7 @@ class Load:
         return sum(each.pictures for each in self.done) / self.seconds
 
     def figures(self) -> dict[str, Any]:
-        """Rates, latencies, batches."""
+        """Rates, latencies, batches, the medians of the steps."""
         return {
             "in flight": self.in_flight,
             "calls": len(self.done),
@@ -93,6 +93,7 @@ class Load:
             "created on the way": sum(each.created for each in self.done),
             "degraded": sum(each.degraded for each in self.done),
             "batches": batches(self.fill),
+            "steps": steps([each.timings for each in self.done], [each.ended - each.seconds for each in self.done]),
         }
 
 

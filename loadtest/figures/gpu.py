@@ -8,7 +8,8 @@ from typing import Any
 from loadtest.figures.cpu import verdict
 from loadtest.figures.results import Figures, Results, counted, listed, megabytes, ms, number, percent, prose
 from loadtest.figures.section import Section, commit, link
-from loadtest.gpu_batching import ACROSS, APART, IN_FLIGHT
+from loadtest.gpu_batching import ACROSS, APART, BY_COST, IN_FLIGHT
+from loadtest.gpu_beside import BUSY, IDLE, PRIORITIES
 from loadtest.gpu_service import GOAL_IN_FLIGHT, SMALL_MODELS
 from loadtest.load_report import table
 
@@ -93,6 +94,7 @@ def sections(results: Results) -> Iterator[Section]:
         yield _goals(summary)
     for part, title, lines in (
         ("alone", "The ceilings: decoders alone, models alone", _alone),
+        ("beside", "Decoding beside models", _decoding_beside),
         ("reconfigure", "A decoder set to another clip, and a new one", _reconfigure),
         ("phone", "The keyframes of a phone's clip, by all roads", _phone),
         ("engine", "Where the time of one call goes", _engine),
@@ -145,6 +147,24 @@ def _alone(found: Figures, _: Results) -> list[str]:
         "",
         f"Each model as the only one: {', '.join(f'{name} {number(rate)}' for name, rate in each.items())}. "
         f"All of them: {number(models['pictures/s'])}. A batch of 12: {ms(models['12 pictures_ms'])}.",
+    ]
+
+
+def _decoding_beside(found: Figures, _: Results) -> list[str]:
+    rows = []
+    for priority in PRIORITIES:
+        for when in (IDLE, BUSY):
+            one = found[priority][when]
+            numbers = [number(one[name]) for name in ("p50_ms", "p90_ms", "p99_ms", "decoded/s")]
+            models = number(one["models, pictures/s"]) if "models, pictures/s" in one else "–"
+            rows.append((f"{priority}, {when}", *numbers, models))
+    return [
+        f"One keyframe (720×1280) at a time on each of {counted(found['decoders'], 'decoder')}, with a pause behind each, from "
+        "its bytes to its place in the arena: what it costs of the GPU's processors waits behind the models' batches "
+        f"(of {found['batch']}), unless the decoder's stream goes first. Models alone: "
+        f"{number(found['models alone, pictures/s'])} pictures/s.",
+        "",
+        *table(("a decoder's stream has", "p50 ms", "p90 ms", "p99 ms", "decoded/s", "models, pictures/s"), rows),
     ]
 
 
@@ -275,6 +295,8 @@ def _batching(found: Figures, _: Results) -> list[str]:
                 numbers = (number(one[key]) for key in ("calls/s", "pictures/s", "p50_ms", "p99_ms"))
                 rows.append((title, way, *numbers, number(one["batches"]["mean fill"])))
             ratios.append(f"{title}: {number(told['ratio'])} times the rate")
+            if BY_COST in told:
+                ratios[-1] += f" ({number(told[BY_COST])} times if both ways waited for nothing but their batches)"
     return [
         f"{counted(IN_FLIGHT, 'call')} in flight at one engine in turns: its batches have pictures of whatever call, or of one "
         "call each, which then waits until all its pictures are decoded. Networks, CUDA graphs and decoders are the same.",
