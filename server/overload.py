@@ -23,7 +23,7 @@ _FIRST, _FIRST_IN_SOFTWARE = 16, 4
 #: The fewest of each engine. On a GPU two batches of 48 pictures, one that runs and one behind it, what is being decoded for the
 #: next two, and what fronts have in hand: half of a call's time there is waiting for the batch before, so by measured times alone
 #: batches would run half empty.
-_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 16, 2
+_LEAST, _LEAST_ON_GPU, _LEAST_IN_SOFTWARE = 4, 20, 2
 #: The same where engines share a GPU. In turns each has it for half of the time, in which it decodes for its next batch.
 _LEAST_IN_TURNS = 10
 #: Side by side it is full only while each of them has a batch that runs, and two batches at once take about twice as long as one.

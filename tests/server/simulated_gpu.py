@@ -11,8 +11,6 @@ from tests.server.virtual_time import now
 
 #: Seconds of a batch through all default models on an H200, from pictures to results, by its size.
 COSTS = {4: 0.00355, 8: 0.00576, 12: 0.00791, 16: 0.0102, 24: 0.0149, 32: 0.0199, 48: 0.0286}
-#: Seconds from a call's place until its pictures are there, and between two of them.
-_DECODED, _APART = 0.008, 0.0005
 
 
 class SharedGpu:
@@ -86,9 +84,12 @@ class _SimulatedEngine:
 
 
 class SimulatedEngines:
-    """`count` engines on one GPU; a call goes to the one with the fewest pictures."""
+    """`count` engines on one GPU; a call goes to the one with the fewest pictures. `decoded`: seconds until a call's first
+    picture is there, `apart`: between two of them.
+    """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, decoded: float = 0.008, apart: float = 0.0005) -> None:
+        self._decoded, self._apart = decoded, apart
         gpu, plan = SharedGpu(), BatchPlan(COSTS)
         self.engines = [_SimulatedEngine(gpu, plan) for _ in range(count)]
 
@@ -104,10 +105,10 @@ class SimulatedEngines:
         begin = now()
         try:
             job = _Job(pictures, asyncio.get_running_loop().create_future())
-            await asyncio.sleep(_DECODED)
+            await asyncio.sleep(self._decoded)
             for _ in range(pictures):
                 engine.add(job)
-                await asyncio.sleep(_APART)
+                await asyncio.sleep(self._apart)
             await job.done
         finally:
             engine.in_flight -= pictures

@@ -116,11 +116,11 @@ def test_the_room_never_reaches_the_limit_on_all_calls() -> None:
     ("engine", "least", "first", "room"),
     [
         ({}, 4, 16, 4),
-        ({"on_gpu": True}, 16, 16, 4),
+        ({"on_gpu": True}, 20, 20, 5),
         ({"on_gpu": True, "engines": 2}, 20, 32, 5),
         ({"on_gpu": True, "devices": 2, "engines": 4}, 40, 64, 10),
         ({"on_gpu": True, "engines": 2, "side_by_side": True}, 28, 32, 7),
-        ({"on_gpu": True, "devices": 2, "engines": 2, "side_by_side": True}, 32, 32, 8),  # none shares one
+        ({"on_gpu": True, "devices": 2, "engines": 2, "side_by_side": True}, 40, 40, 10),  # none shares one
         ({"side_by_side": True}, 4, 16, 4),
     ],
 )
