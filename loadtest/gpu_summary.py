@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.gpu_batching import ACROSS, APART, IN_FLIGHT
+from loadtest.gpu_batching import ACROSS, APART, BY_COST, IN_FLIGHT
 from loadtest.gpu_service import GOAL_IN_FLIGHT, SMALL_MODELS
 
 #: A part's figures by its name; KeyError where they are missing.
@@ -109,7 +109,8 @@ def _batching(frames: int) -> Callable[[Parts], tuple[float, Mapping[str, Any]]]
             | {"mean fill": told[way]["batches"]["mean fill"]}
             for way in (ACROSS, APART)
         }
-        return told["ratio"] + 0.0, beside | {"ratio by round": told["ratio by round"]}
+        by_cost = {BY_COST: told[BY_COST]} if BY_COST in told else {}
+        return told["ratio"] + 0.0, beside | {"ratio by round": told["ratio by round"]} | by_cost
 
     return measure
 

@@ -66,6 +66,8 @@ def _beside(beside: Mapping[str, Any]) -> str:
     if "pictures/s" in beside:
         limits = [beside[name] for name in ("decoders alone", "models alone") if name in beside]
         return f" ({number(beside['pictures/s'])} of {number(min(limits))})"
+    if BY_COST in beside:
+        return f" ({number(beside[BY_COST])} if both ways waited for nothing but their batches)"
     return ""
 
 

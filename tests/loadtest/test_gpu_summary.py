@@ -3,6 +3,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtest.figures.gpu import _goal_row
+from loadtest.gpu_batching import BY_COST
 from loadtest.gpu_summary import GOALS, summary, table
 
 STEPS = {"decode": {"begins_ms": 1.0, "wall_ms": 4.0, "wait_ms": 0.0}}
@@ -102,6 +104,14 @@ def test_every_goal_has_its_value(tmp_path: Path) -> None:
     assert told["goals"][7]["misses by"] == 0.2
     assert told["goals"][8]["beside"]["one call a batch"] == {"pictures/s": 1.0, "p50_ms": 2.0, "p99_ms": 3.0, "mean fill": 4.0}
     assert told["goals"][11]["beside"] == {"a": "0.004 in float16", "b": "0.0002 in float32"}
+
+
+def test_a_ratio_stands_beside_what_batches_allow(tmp_path: Path) -> None:
+    parts = copy.deepcopy(PARTS)
+    parts["batching"]["2 pictures a call"] |= {"ratio": 2.35, BY_COST: 2.876}
+    twelve, two = written(tmp_path, parts)["goals"][8:10]
+    assert _goal_row(two)[2] == "2.35 times (2.88 if both ways waited for nothing but their batches)"
+    assert _goal_row(twelve)[2] == "1.25 times"  # measured before that was told
 
 
 def test_goals_that_are_missed_say_by_how_much(tmp_path: Path) -> None:
