@@ -181,7 +181,8 @@ def saturation(figures: Figures, path: Path) -> list[str]:
         "",
         *table(("callers", "calls/s", "p50 ms", "p99 ms", "statuses"), steps),
         "",
-        f"Peak: {_short(figures['peak_per_s'])} calls/s. Open loops, latency from the moment at which each call was due:",
+        f"Peak: {_short(figures['peak_per_s'])} calls/s{peak_again(figures)}. Open loops, latency from the moment at which each "
+        "call was due:",
         "",
         *table(_OPEN_HEADING, [_open_loop(name, figures[name]) for name in ("steady", "overload")]),
         "",
@@ -191,6 +192,12 @@ def saturation(figures: Figures, path: Path) -> list[str]:
         *table(("goal", "value", "limit", "holds"), held),
         *extras(figures),
     ]
+
+
+def peak_again(figures: Figures) -> str:
+    """What the callers of the peak brought after the overload, where that was measured."""
+    again = figures.get("peak_again")
+    return f", after the overload {_short(again['goodput_per_s'])}" if again else ""
 
 
 def poisson(figures: Figures, _: Path) -> list[str]:

@@ -162,12 +162,24 @@ def _saturation(name: str, told: Figures, results: Results) -> list[str]:
             ],
         ),
         "",
+        *_peak_again(told),
         *prose(("what", "goal", "measured", ""), goal_rows(results, name)),
     ]
     lines += ["", *_why(told, results), *load_report.extras(told)]
     if results.has(f"{name}.svg"):
         lines += ["", f"![Latency by throughput, percentiles, overload](../loadtest/results/{name}.svg)"]
     return lines
+
+
+def _peak_again(told: Figures) -> list[str]:
+    """Where it was measured; results before that have their goodput as a share of the one peak."""
+    if (again := told.get("peak_again")) is None:
+        return []
+    return [
+        f"After the overload {counted(again['callers'], 'caller')} had {number(again['goodput_per_s'])} calls/s, before it "
+        f"{number(told['peak_per_s'])}: the peak in what follows is the mean, since machines are not equally fast all the time.",
+        "",
+    ]
 
 
 def _times(one: Figures, *names: str) -> list[str]:

@@ -70,6 +70,7 @@ def saturation(*, answered: bool = True) -> dict[str, Any]:
         "generator": GENERATOR,
         "mix": MIX.describe(),
         "peak_per_s": 10.0,
+        "peak_again": {"callers": 2, "goodput_per_s": 9.4},
         "closed_loop": steps,
         "steady": steady,
         "overload": overload,
@@ -139,7 +140,7 @@ def test_every_result_has_its_section_and_nothing_else(results: Path) -> None:
     "line",
     [
         "| 4 | 8.00 | 200 | 400 | 9 OK |",
-        "Peak: 10.0 calls/s.",
+        "Peak: 10.0 calls/s, after the overload 9.40. Open loops",
         "| p99 at the steady load, ms | ",
         "Degradations in overload:",
         "|  | processors busy | fronts, cores | server, cores | workers, cores | GPU busy | SM activity | W | frames a batch | "

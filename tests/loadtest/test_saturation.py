@@ -119,6 +119,10 @@ def test_a_short_saturation_of_a_real_server(server: ServerProcess, mix: Path, r
     assert kept["peak_per_s"] == max(step["goodput_per_s"] for step in kept["closed_loop"])
     assert kept["steady"]["rate_per_s"] == pytest.approx(0.8 * kept["peak_per_s"], abs=1e-3)
     assert [row["holds"] for row in kept["goals"]] == [False, True, True]
+    again = kept["peak_again"]
+    assert (again["callers"], again["by_status"].keys()) == (2, {"OK", "INVALID_ARGUMENT"})
+    peak = (kept["peak_per_s"] + again["goodput_per_s"]) / 2
+    assert kept["goals"][1]["value"] == pytest.approx(kept["overload"]["goodput_per_s"] / peak, abs=1e-3)
     assert kept["faults"] == []
 
 
