@@ -233,26 +233,27 @@ DECODERS_EVICTED = Instrument(
 ENGINE_HEALTHY = Instrument(
     "keyglance.engine.healthy", Kind.OBSERVED_GAUGE, "{engine}", "1 while the engine can serve, 0 once it is lost."
 )
+_WORKER_KINDS = "index (reads containers), front, engine, mps (of `server.mps`), heads (of `gpu.head_process`)"
 WORKERS = Instrument(
     "keyglance.workers",
     Kind.OBSERVED_SUM,
     "{process}",
     "Worker processes that live.",
-    {"worker": "index (reads containers), front, engine, mps (of `server.mps`)"},
+    {"worker": _WORKER_KINDS},
 )
 WORKERS_WANTED = Instrument(
     "keyglance.workers.wanted",
     Kind.OBSERVED_SUM,
     "{process}",
     "Worker processes that there should be.",
-    {"worker": "index, front, engine, mps, heads"},
+    {"worker": _WORKER_KINDS},
 )
 WORKER_RESTARTS = Instrument(
     "keyglance.worker.restarts",
     Kind.OBSERVED_COUNTER,
     "{process}",
     "Workers that died, hung or were ended for breaking a limit, and were replaced.",
-    {"worker": "index, front, engine, mps, heads, or the kind of decoder"},
+    {"worker": f"{_WORKER_KINDS}, or the kind of decoder"},
 )
 PROCESS_CPU = Instrument("process.cpu.time", Kind.OBSERVED_COUNTER, "s", "Processor time that this process has used.")
 PROCESS_MEMORY = Instrument("process.memory.usage", Kind.OBSERVED_SUM, "By", "Resident memory of this process.")
