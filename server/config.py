@@ -391,7 +391,7 @@ class OverloadSection(_Section):
 
     least_calls: int = Field(
         default=0,
-        description="Calls worked on at once at the least, for each engine; 0: 4, on a GPU 20, on one shared 10 (mps: 14).",
+        description="Calls worked on at once at the least, for each engine, by all fronts; 0: 4, GPU 20, shared GPU 10 (mps 14).",
         ge=0,
     )
     most_calls: PositiveInt = Field(
